@@ -1,0 +1,206 @@
+"""The one seam to attention backends.
+
+During a run every attention call of the model passes through here: the backend that the model was loaded with does
+the work, and the seam sees the rotated queries on their way. Fused kernels stay on; no attention matrix is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from epiviz.models import Model
+
+PREFIX = "epiviz-"
+_ACTIVE: ContextVar[Seam | None] = ContextVar("epiviz_seam", default=None)
+_LOCK = threading.Lock()
+_USERS: WeakKeyDictionary = WeakKeyDictionary()  # model -> number of runs that pass through the seam
+
+
+class RecentQueries:
+    """The rotated queries of the last tokens, in a ring.
+
+    Attributes
+    ----------
+    queries : ``[layers, rows, heads, window, head_dim]``
+        In no particular order.
+    positions : int64 ``[rows, window]``
+        Absolute positions; −1 marks places not yet filled.
+    """
+
+    def __init__(self, queries: torch.Tensor, positions: torch.Tensor):
+        self.queries, self.positions = queries, positions
+        self._next = 0
+
+    @classmethod
+    def empty(cls, shape, rows: int, window: int, dtype, device) -> RecentQueries:
+        queries = torch.zeros(shape.layers, rows, shape.heads, window, shape.head_dim, dtype=dtype, device=device)
+        return cls(queries, torch.full((rows, window), -1, device=device))
+
+    @property
+    def window(self) -> int:
+        return self.positions.shape[1]
+
+    def _places(self, q: int) -> torch.Tensor:
+        return (self._next + torch.arange(q, device=self.positions.device)) % self.window
+
+    def write(self, layer: int, queries: torch.Tensor) -> None:
+        """Store the queries ``[rows, heads, q, head_dim]`` of one layer's new tokens."""
+        last = queries[:, :, -self.window :]
+        if last.shape[2] == 1:
+            self.queries[layer, :, :, self._next % self.window].copy_(last[:, :, 0])
+        else:
+            self.queries[layer].index_copy_(2, self._places(last.shape[2]), last)
+
+    def advance(self, positions: torch.Tensor) -> None:
+        """Count the tokens at ``positions`` ``[rows, q]`` as stored, once all layers have written theirs."""
+        last = positions[:, -self.window :]
+        self.positions.index_copy_(1, self._places(last.shape[1]), last)
+        self._next += last.shape[1]
+
+    def select_rows(self, rows) -> None:
+        index = torch.tensor(list(rows), device=self.positions.device)
+        self.queries = self.queries.index_select(1, index)
+        self.positions = self.positions.index_select(0, index)
+
+    @classmethod
+    def stack(cls, rings: list[RecentQueries]) -> RecentQueries:
+        """Join the rings of several rows, newest places last in each."""
+        shifts = [-(ring._next % ring.window) for ring in rings]
+        queries = [ring.queries.roll(shift, dims=3) for ring, shift in zip(rings, shifts, strict=True)]
+        positions = [ring.positions.roll(shift, dims=1) for ring, shift in zip(rings, shifts, strict=True)]
+        return cls(torch.cat(queries, dim=1), torch.cat(positions, dim=0))
+
+    @property
+    def bytes_per_row(self) -> int:
+        return self.queries[:, :1].numel() * self.queries.element_size()
+
+
+class Seam:
+    """What a run sees of a forward pass: the cache it writes, the queries, the outputs of some decoder blocks."""
+
+    def __init__(self) -> None:
+        self.cache = None
+        self.recent: RecentQueries | None = None
+        self.hidden: dict[int, torch.Tensor] = {}
+
+    @contextmanager
+    def watching(self, cache, recent: RecentQueries | None) -> Iterator[None]:
+        """Let this seam see the forward passes of this thread, which fill ``cache`` and ``recent``."""
+        self.cache, self.recent = cache, recent
+        token = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(token)
+
+
+@contextmanager
+def through_seam(model: Model, hidden: tuple[int, ...] = ()) -> Iterator[Seam]:
+    """Route a model's attention through a seam and watch the outputs of the decoder blocks ``hidden``.
+
+    On leaving, hooks are gone, and the last run that leaves puts the backend back. Runs in other threads may use the
+    same model: each sees its own passes only.
+    """
+    seam = Seam()
+    config = model.lm.config
+
+    def watch(layer: int):
+        def hook(module, inputs, output):
+            if _ACTIVE.get() is seam:
+                seam.hidden[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [model.decoder_layers[layer].register_forward_hook(watch(layer)) for layer in hidden]
+    with _LOCK:
+        _USERS[model.lm] = _USERS.get(model.lm, 0) + 1
+        if not config._attn_implementation.startswith(PREFIX):
+            config._attn_implementation = _seam_name(config._attn_implementation)
+    try:
+        yield seam
+    finally:
+        for handle in handles:
+            handle.remove()
+        with _LOCK:
+            _USERS[model.lm] -= 1
+            if not _USERS[model.lm]:
+                config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
+
+
+def _seam_name(backend: str) -> str:
+    """Register (once) and name the seam in front of a backend."""
+    name = PREFIX + backend
+    if name not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        AttentionInterface.register(name, _make_seam(backend))
+        if backend in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[backend])
+    return name
+
+
+def _make_seam(backend: str):
+    def attend(module, query, key, value, attention_mask, **kwargs):
+        seam = _ACTIVE.get()
+        if seam is not None and seam.recent is not None:
+            seam.recent.write(module.layer_idx, query)
+        if backend == "eager":
+            return _eager(module, query, key, value, attention_mask, **kwargs)
+        if seam is not None and backend.startswith("flash_attention"):
+            return flash_with_counts(query, seam.cache, module.layer_idx, kwargs.get("scaling")), None
+        return ALL_ATTENTION_FUNCTIONS[backend](module, query, key, value, attention_mask, **kwargs)
+
+    return attend
+
+
+def _eager(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Plain softmax attention: what a model's own eager function computes, which no registry lists."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+    if attention_mask is not None:
+        logits = logits + attention_mask
+    weights = torch.softmax(logits, dim=-1, dtype=torch.promote_types(torch.float32, query.dtype)).to(query.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def flash_available() -> bool:
+    """Tell whether the flash-attn package can run here."""
+    return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+
+
+def flash_with_counts(query: torch.Tensor, cache, layer: int, scaling: float | None) -> torch.Tensor:
+    """Attend with the flash kernel that takes a count per row instead of a mask.
+
+    The new tokens are the last of each row's slots, and the kernel aligns its causal rule with the end of each row:
+    that is the slot mask, without a mask.
+
+    Parameters
+    ----------
+    query : ``[rows, heads, q, head_dim]``
+    cache : SlotCache
+        Already holds the new tokens' keys and values.
+
+    Returns
+    -------
+    ``[rows, q, heads, head_dim]``
+    """
+    from flash_attn import flash_attn_with_kvcache
+
+    counts = (cache.held_on_device + query.shape[2]).int()
+    return flash_attn_with_kvcache(
+        query.transpose(1, 2),
+        cache.keys[layer].transpose(1, 2),
+        cache.values[layer].transpose(1, 2),
+        cache_seqlens=counts,
+        softmax_scale=scaling,
+        causal=True,
+    )

@@ -1,0 +1,280 @@
+"""SlotCache: preallocated key-value slots that are written in place and thinned out at evictions.
+
+Two numbers are kept apart: tokens *seen* drive positions, slots *held* drive masks. Both live on the host, one per
+row, so that nothing in the decode loop has to wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from epiviz.models import ModelShape
+from epiviz.retention import Reason
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's view of the slots, in the form transformers asks for."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache, layer: int):
+        super().__init__()
+        self._cache, self._layer = cache, layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states, value_states) -> None:
+        """Nothing to do: the slots are allocated with the cache."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self._cache.write(self._layer, key_states, value_states)
+
+    def get_seq_length(self) -> int:
+        return max(self._cache.seen, default=0)
+
+    def get_mask_sizes(self, query_length) -> tuple[int, int]:
+        length = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return max(self._cache.held, default=0) + length, 0
+
+    def get_max_length(self) -> int:
+        return self._cache.capacity
+
+
+class SlotCache(Cache):
+    """Key-value slots of all layers for a batch of rows.
+
+    Rows are left-aligned: row ``r`` uses slots ``0 … held[r] − 1``, sorted by position in every head.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    rows, capacity : int
+        Sequences, and slots per layer and KV head.
+    dtype, device
+        Of keys and values.
+    tracks : mapping of str to torch.dtype
+        Values kept per slot for the policy; they move with the slots.
+
+    Attributes
+    ----------
+    keys, values : ``[layers, rows, kv_heads, capacity, head_dim]``
+    tracks : dict of str to ``[layers, rows, kv_heads, capacity]``
+        ``position`` (int64) and ``reason`` (uint8) are always among them.
+    seen, held : list of int
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        rows: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        tracks: Mapping[str, torch.dtype] | None = None,
+    ):
+        super().__init__(layers=[SlotLayer(self, layer) for layer in range(shape.layers)])
+        size = (shape.layers, rows, shape.kv_heads, capacity)
+        # Zeros, not empty memory: masked slots still enter the matrix product, and 0 · NaN would be NaN.
+        self.keys = torch.zeros(*size, shape.head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        kinds = {"position": torch.int64, "reason": torch.uint8, **(tracks or {})}
+        self.tracks = {name: torch.zeros(size, dtype=kind, device=device) for name, kind in kinds.items()}
+        self._reset_counts([0] * rows, [0] * rows)
+
+    # -- counts ------------------------------------------------------------------------------------------------------
+
+    def _reset_counts(self, seen: Sequence[int], held: Sequence[int]) -> None:
+        self.seen, self.held = list(seen), list(held)
+        # Device copies for index arithmetic; they change with the host's numbers and are never read back.
+        self.held_on_device = torch.tensor(self.held, device=self.keys.device)
+        self.seen_on_device = torch.tensor(self.seen, device=self.keys.device)
+
+    @property
+    def rows(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    @property
+    def even(self) -> bool:
+        """All rows hold equally many slots, so that plain slices replace indices and masks."""
+        return len(set(self.held)) <= 1
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Slots before the new ones: transformers builds its causal masks from here."""
+        return max(self.held, default=0)
+
+    def new_positions(self, q: int) -> torch.Tensor:
+        """Return the absolute positions of the next ``q`` tokens, int64 ``[rows, q]``."""
+        return self.seen_on_device[:, None] + torch.arange(q, device=self.keys.device)
+
+    def mask(self, q: int) -> torch.Tensor | None:
+        """Return what ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``.
+
+        None where all rows are alike and the backend's causal rule says the same: one new token, or an empty cache.
+        """
+        if self.even and (q == 1 or self.held[0] == 0):
+            return None
+        slot = torch.arange(max(self.held) + q, device=self.keys.device)
+        last = self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
+        return (slot <= last[:, :, None])[:, None]
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new tokens' keys and values in one layer; return all slots that are in use, new ones included."""
+        q = keys.shape[2]
+        end = max(self.held) + q
+        if end > self.capacity:
+            raise RuntimeError(f"the cache holds {max(self.held)} of {self.capacity} slots and cannot take {q} more")
+        self._put(self.keys[layer], keys, q)
+        self._put(self.values[layer], values, q)
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def _put(self, slots: torch.Tensor, new: torch.Tensor, q: int) -> None:
+        """Copy ``new`` ``[…, rows, kv_heads, q, (head_dim)]`` behind each row's held slots."""
+        dim = slots.ndim - 2 if slots.ndim == 4 else slots.ndim - 1
+        if self.even:
+            slots.narrow(dim, self.held[0], q).copy_(new)
+        else:
+            index = self._new_slots(q)[:, None, :]  # [rows, 1, q]
+            index = index[..., None] if slots.ndim == 4 else index
+            shape = slots.narrow(dim, 0, q).shape
+            slots.scatter_(dim, index.expand(shape), new.expand(shape))
+
+    def _new_slots(self, q: int) -> torch.Tensor:
+        return self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
+
+    def write_track(self, name: str, values: torch.Tensor, q: int) -> None:
+        """Store values that broadcast to ``[layers, rows, kv_heads, q]`` with the ``q`` newest tokens."""
+        track = self.tracks[name]
+        shape = (*track.shape[:3], q)
+        values = values.to(track.dtype).expand(shape)
+        if self.even:
+            track.narrow(3, self.held[0], q).copy_(values)
+        else:
+            track.scatter_(3, self._new_slots(q)[:, None, :].expand(shape), values)
+
+    def newest(self, name: str, q: int) -> torch.Tensor:
+        """Return keys or values of the ``q`` tokens just written, ``[layers, rows, kv_heads, q, head_dim]``."""
+        storage = getattr(self, name)
+        if self.even:
+            return storage.narrow(3, self.held[0], q)
+        index = self._new_slots(q)[:, None, :, None]
+        return storage.gather(3, index.expand(*storage.shape[:3], q, storage.shape[4]))
+
+    def advance(self, q: int) -> None:
+        """Count ``q`` tokens per row as seen and held, once a forward pass has written all layers."""
+        self.write_track("position", self.new_positions(q)[:, None, :], q)
+        self.write_track("reason", torch.zeros((), device=self.keys.device), q)  # slots are reused: forget old reasons
+        self.seen = [seen + q for seen in self.seen]
+        self.held = [held + q for held in self.held]
+        self.seen_on_device += q
+        self.held_on_device += q
+
+    # -- eviction ----------------------------------------------------------------------------------------------------
+
+    def evict(self, rows: Sequence[int], keep: torch.Tensor, reason: torch.Tensor) -> None:
+        """Keep some slots of some rows and forget the others.
+
+        Parameters
+        ----------
+        rows : sequence of int
+        keep : int64 ``[layers, len(rows), kv_heads, kept]``
+            Slots to keep, ascending in every head.
+        reason : uint8, same shape
+            Why each stays.
+        """
+        kept = keep.shape[-1]
+        source = self._flat(rows, keep)
+        target = self._flat(rows, torch.arange(kept, device=keep.device).expand_as(keep))
+        for layer in range(self.keys.shape[0]):  # one layer at a time: the copy in between stays small
+            for slots in (self.keys[layer], self.values[layer], *(track[layer] for track in self.tracks.values())):
+                flat = slots.flatten(0, 2)
+                flat.index_copy_(0, target[layer], flat.index_select(0, source[layer]))
+            self.tracks["reason"][layer].flatten().index_copy_(0, target[layer], reason[layer].flatten())
+        held = [kept if row in set(rows) else held for row, held in enumerate(self.held)]
+        self._reset_counts(self.seen, held)
+
+    def _flat(self, rows: Sequence[int], slots: torch.Tensor) -> torch.Tensor:
+        """Turn slot numbers ``[layers, rows, kv_heads, k]`` into indices of each layer's flattened storage."""
+        heads = slots.shape[2]
+        row = torch.tensor(list(rows), device=slots.device)[:, None, None]
+        head = torch.arange(heads, device=slots.device)[:, None]
+        return ((row * heads + head) * self.capacity + slots).flatten(1)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def copy_row(self, row: int, source: SlotCache) -> None:
+        """Take over the only row of another cache as row ``row``."""
+        held = source.held[0]
+        for mine, other in [(self.keys, source.keys), (self.values, source.values)]:
+            mine[:, row, :, :held] = other[:, 0, :, :held]
+        for name, track in self.tracks.items():
+            track[:, row, :, :held] = source.tracks[name][:, 0, :, :held]
+        seen, helds = self.seen, self.held
+        seen[row], helds[row] = source.seen[0], held
+        self._reset_counts(seen, helds)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, freeing their slots."""
+        index = torch.tensor(list(rows), device=self.keys.device)
+        self.keys = self.keys.index_select(1, index)
+        self.values = self.values.index_select(1, index)
+        self.tracks = {name: track.index_select(1, index) for name, track in self.tracks.items()}
+        self._reset_counts([self.seen[row] for row in rows], [self.held[row] for row in rows])
+
+    def slots(self, rows: Sequence[int], n: int) -> dict[str, torch.Tensor]:
+        """Return keys, values and tracks of some rows' first ``n`` slots; views if these are all rows."""
+        named = {"keys": self.keys, "values": self.values, **self.tracks}
+        if list(rows) == list(range(self.rows)):
+            return {name: x[:, :, :, :n] for name, x in named.items()}
+        index = torch.tensor(list(rows), device=self.keys.device)
+        return {name: x[:, :, :, :n].index_select(1, index) for name, x in named.items()}
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values of one row."""
+        return 2 * self.keys[:, :1].numel() * self.keys.element_size()
+
+    @property
+    def track_bytes(self) -> int:
+        """Bytes of everything kept per slot beside keys and values, of one row."""
+        return sum(track[:, :1].numel() * track.element_size() for track in self.tracks.values())
+
+
+def choose(priority: torch.Tensor, front: int, recent: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose which slots of each head stay: the protected ones, then the highest priorities, the newer among equals.
+
+    Parameters
+    ----------
+    priority : ``[layers, rows, kv_heads, n]``
+    front, recent : int
+        Protected slots at both ends.
+    total : int
+        Slots to keep, ``front + recent ≤ total ≤ n``.
+
+    Returns
+    -------
+    keep, evicted : int64 ``[layers, rows, kv_heads, total]`` and ``[…, n − total]``, both ascending.
+    """
+    n = priority.shape[-1]
+    middle = priority[..., front : n - recent]
+    order = middle.shape[-1] - 1 - middle.flip(-1).argsort(dim=-1, descending=True, stable=True) + front
+    chosen, evicted = order.split([total - front - recent, n - total], dim=-1)
+    ends = [torch.arange(front), torch.arange(n - recent, n)]
+    head, tail = (end.to(priority.device).expand(*priority.shape[:-1], -1) for end in ends)
+    return torch.cat([head, chosen.sort(-1).values, tail], dim=-1), evicted.sort(-1).values
+
+
+def protection(positions: torch.Tensor, seen: int, budget) -> torch.Tensor:
+    """Return why each slot is protected, uint8 like ``positions``: sink, recent, prompt, or 0 (it is not)."""
+    reason = torch.zeros_like(positions, dtype=torch.uint8)
+    reason[positions < budget.front] = int(Reason.PROMPT)
+    reason[positions >= seen - budget.recent] = int(Reason.RECENT)
+    reason[positions < budget.sinks] = int(Reason.SINK)
+    return reason

@@ -1,0 +1,350 @@
+"""The contract between a policy and the engine.
+
+A policy gives every slot a priority; the engine protects sinks, recent tokens and (if the budget says so) the
+prompt, keeps the highest of the rest, breaks ties in favour of the newer token and moves the slots. A method is one
+file beside this one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from epiviz.retention import Reason
+
+if TYPE_CHECKING:
+    from epiviz.draws import Draws
+    from epiviz.models import ModelShape
+
+State = dict[str, torch.Tensor]  # what a policy keeps per row; every tensor has the rows on its first axis
+
+
+class BudgetError(ValueError):
+    """A budget that cannot hold what it has to protect."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many slots each layer and KV head may hold.
+
+    Parameters
+    ----------
+    total : int or float
+        Slots right after an eviction; sinks, recent tokens and a protected prompt are counted in it. A float in
+        (0, 1) is a share of prompt + new tokens, resolved when a run starts.
+    sinks : int
+        The first tokens, never evicted.
+    recent : int
+        The newest tokens, never evicted.
+    buffer : int
+        Extra slots that may pile up between two evictions: the peak is ``total + buffer``.
+    protect_prompt : bool
+        Never evict the prompt.
+
+    Raises
+    ------
+    BudgetError
+        ``total`` is NaN, not positive, or a fraction above 1; or it is smaller than what it has to protect.
+    """
+
+    total: int | float
+    sinks: int = 4
+    recent: int = 64
+    buffer: int = 64
+    protect_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        total = self.total
+        if isinstance(total, bool) or not isinstance(total, (int, float)) or not math.isfinite(total) or total <= 0:
+            raise BudgetError(f"total must be a positive number of slots or a share in (0, 1), got {total!r}")
+        if total >= 1 and total != int(total):
+            raise BudgetError(f"total={total!r} is no whole number of slots; round it, or give a share in (0, 1)")
+        for name, least in (("sinks", 0), ("recent", 0), ("buffer", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or value != int(value) or value < least:
+                raise BudgetError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if total >= 1:
+            object.__setattr__(self, "total", int(total))
+            if total < self.sinks + self.recent:
+                raise BudgetError(
+                    f"a budget of {total} slots cannot hold {self.sinks} sinks + {self.recent} recent tokens; raise "
+                    f"total to at least {self.sinks + self.recent} or lower sinks or recent"
+                )
+
+    def resolve(self, prompt_length: int, new_tokens: int) -> ResolvedBudget:
+        """Fix the numbers for one sequence.
+
+        Raises
+        ------
+        BudgetError
+            The budget is smaller than sinks + recent (+ protected prompt); the message names the numbers.
+        """
+        length = prompt_length + new_tokens
+        total = max(1, round(self.total * length)) if self.total < 1 else int(self.total)
+        front = max(self.sinks, prompt_length) if self.protect_prompt else self.sinks
+        if total < front + self.recent:
+            what = f"a protected prompt of {prompt_length} tokens" if front > self.sinks else f"{self.sinks} sinks"
+            share = f" (a share of {self.total} of {length} tokens)" if self.total < 1 else ""
+            raise BudgetError(
+                f"a budget of {total} slots{share} cannot hold {what} + {self.recent} recent tokens; raise total to at "
+                f"least {front + self.recent}"
+                + (", or set protect_prompt=False" if front > self.sinks else ", or lower sinks or recent")
+            )
+        return ResolvedBudget(total, self.sinks, self.recent, self.buffer, self.protect_prompt, front)
+
+
+@dataclass(frozen=True)
+class ResolvedBudget:
+    """A :class:`Budget` in slots, for one sequence; ``front`` counts the oldest slots that are protected."""
+
+    total: int
+    sinks: int
+    recent: int
+    buffer: int
+    protect_prompt: bool
+    front: int
+
+    @property
+    def peak(self) -> int:
+        """The most slots a head holds after event 0."""
+        return self.total + self.buffer
+
+    @property
+    def free(self) -> int:
+        """Slots that a policy may fill by its own choice."""
+        return self.total - self.front - self.recent
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a policy wants to see.
+
+    Attributes
+    ----------
+    queries : int
+        Rotated queries of the last so many tokens, at an eviction.
+    hidden : tuple of int
+        Decoder blocks whose output :meth:`Policy.observe` gets.
+    tracks : mapping of str to torch.dtype
+        Values kept per slot; the engine moves them with the slots.
+    """
+
+    queries: int = 0
+    hidden: tuple[int, ...] = ()
+    tracks: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            max(self.queries, other.queries),
+            tuple(sorted({*self.hidden, *other.hidden})),
+            {**self.tracks, **other.tracks},
+        )
+
+
+@dataclass
+class New:
+    """The tokens that one forward pass added, seen before any eviction.
+
+    Attributes
+    ----------
+    positions : int64 ``[rows, q]``
+        Absolute positions.
+    hidden : dict of int to ``[rows, q, channels]``
+        Output of the decoder blocks a policy asked for.
+    prompt : bool
+        The pass belongs to the prefill.
+    first : bool
+        The first pass of the prefill, or the first after it.
+    keys, values : ``[layers, rows, kv_heads, q, head_dim]``
+        Of the new slots, keys rotated.
+    write : callable
+        ``write(track, values)`` stores values that broadcast to ``[layers, rows, kv_heads, q]`` with the new slots.
+    """
+
+    positions: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+    prompt: bool
+    first: bool
+    _slots: Callable[[str], torch.Tensor]
+    write: Callable[[str, torch.Tensor], None]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return self._slots("keys")
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._slots("values")
+
+
+@dataclass
+class Slots:
+    """What a policy ranks: all slots of the rows that evict, sorted by position in every head.
+
+    Attributes
+    ----------
+    keys, values : ``[layers, rows, kv_heads, n, head_dim]``
+        Keys rotated at their recorded positions.
+    positions : int64 ``[layers, rows, kv_heads, n]``
+    candidates : bool ``[1, 1, 1, n]``
+        Slots that may go: neither sinks nor recent nor a protected prompt.
+    budget : ResolvedBudget
+    tracks : dict of str to ``[layers, rows, kv_heads, n]``
+    queries : ``[layers, rows, heads, window, head_dim]`` or None
+        Rotated queries of the last tokens, in no particular order.
+    query_positions : int64 ``[rows, window]`` or None
+        Their absolute positions; −1 marks places not yet filled.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    candidates: torch.Tensor
+    budget: ResolvedBudget
+    tracks: dict[str, torch.Tensor]
+    queries: torch.Tensor | None = None
+    query_positions: torch.Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Slots held per head."""
+        return self.keys.shape[-2]
+
+    @property
+    def layers(self) -> int:
+        return self.keys.shape[0]
+
+
+@dataclass
+class Ranking:
+    """Priorities of the slots and why the chosen ones stay.
+
+    Attributes
+    ----------
+    priority : ``[layers or 1, rows, kv_heads or 1, n]``
+        Higher stays. −∞ means drop even if there is room; only a policy that sets ``underfills`` may use it so.
+    reason : Reason or uint8 tensor shaped like ``priority``
+    """
+
+    priority: torch.Tensor
+    reason: Reason | torch.Tensor = Reason.TOP
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all policies: frozen dataclasses whose fields are the method's parameters."""
+
+    name: ClassVar[str] = ""
+    bounded: ClassVar[bool] = True  # False: never evicts, and says so in the meter
+    weights: ClassVar[bool] = False  # True: priorities are non-negative weights that can be sampled from
+
+    @property
+    def label(self) -> str:
+        """The printed name: the registered one, and the parameters that differ from their defaults."""
+        return label(self.name, {f.name: (getattr(self, f.name), f.default) for f in fields(self)})
+
+    def needs(self, shape: ModelShape) -> Needs:
+        """Return what the policy wants to see on a model of this shape."""
+        return Needs()
+
+    def check(self, budget: ResolvedBudget, shape: ModelShape) -> None:
+        """Raise if the policy cannot work with this budget or model."""
+
+    def observe(self, new: New, state: State) -> None:
+        """Take in the tokens of one forward pass. Seeing a + b at once must equal seeing a, then b."""
+
+    def rank(self, slots: Slots, state: State, draws: Draws) -> Ranking:
+        """Give every slot a priority at an eviction."""
+        raise NotImplementedError(f"{type(self).__name__} must implement rank()")
+
+    def due(self, seen: int, held: int, budget: ResolvedBudget) -> bool:
+        """Tell whether a row evicts now, from the tokens it has seen and the slots it holds."""
+        return held >= budget.peak
+
+    def with_parameters(self, **parameters) -> Policy:
+        """Return a copy with other parameters; unknown ones raise TypeError with the nearest name."""
+        known = [f.name for f in fields(self)]
+        reject_unknown(self.label, parameters, known)
+        return replace(self, **parameters)
+
+
+def label(name: str, parameters: Mapping[str, tuple]) -> str:
+    """Return ``name(parameter=value, …)`` with the parameters whose value is not their default.
+
+    Examples
+    --------
+    >>> label("snapkv", {"window": (32, 64), "pool": (5, 5)})
+    'snapkv(window=32)'
+    """
+    changed = [f"{key}={value}" for key, (value, default) in parameters.items() if value != default]
+    return f"{name}({', '.join(changed)})" if changed else name
+
+
+_REGISTRY: dict[str, Callable[..., Policy]] = {}
+
+
+def register(name: str):
+    """Make a policy class, or a function that builds a policy, available under ``name``."""
+
+    def add(factory):
+        if name in _REGISTRY and _REGISTRY[name].__qualname__ != factory.__qualname__:
+            raise ValueError(f"a policy named {name!r} exists already ({_REGISTRY[name].__qualname__})")
+        _REGISTRY[name] = factory
+        if isinstance(factory, type):
+            factory.name = name
+        return factory
+
+    return add
+
+
+def names() -> list[str]:
+    """Return the names of all registered policies."""
+    return sorted(_REGISTRY)
+
+
+def get(policy: str | Policy, **parameters) -> Policy:
+    """Return a policy by name, with parameters.
+
+    Raises
+    ------
+    KeyError
+        The name is unknown; the nearest names are offered.
+    TypeError
+        A parameter is unknown; the known ones are listed.
+    """
+    if isinstance(policy, Policy):
+        return policy.with_parameters(**parameters) if parameters else policy
+    if policy not in _REGISTRY:
+        near = difflib.get_close_matches(str(policy), _REGISTRY, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+        raise UnknownPolicyError(f"unknown policy {policy!r}{hint} Known policies: {', '.join(names())}")
+    factory = _REGISTRY[policy]
+    reject_unknown(policy, parameters, parameter_names(factory))
+    return factory(**parameters)
+
+
+class UnknownPolicyError(KeyError):
+    """No policy of that name is registered."""
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0])
+
+
+def parameter_names(factory: Callable) -> list[str]:
+    """Return the parameters of a policy class or of a function that builds a policy."""
+    return list(inspect.signature(factory).parameters)
+
+
+def reject_unknown(policy: str, parameters: Mapping, known: list[str]) -> None:
+    for name in parameters:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            listed = ", ".join(known) or "none"
+            raise TypeError(f"policy {policy!r} has no parameter {name!r}{hint} Its parameters: {listed}")

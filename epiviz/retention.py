@@ -1,0 +1,141 @@
+"""Retention: what every head kept and lost, as births, deaths and reasons.
+
+Eviction is permanent, so one integer per token and head tells the whole story. Everything a view or a metric asks
+about an eviction history is computed from it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+
+class Reason(IntEnum):
+    """Why a slot was kept at the last eviction it survived."""
+
+    NONE = 0  # never faced an eviction
+    SINK = 1
+    RECENT = 2
+    PROMPT = 3
+    RESERVED = 4
+    SAMPLED = 5
+    TOP = 6
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The eviction history of one sequence.
+
+    Attributes
+    ----------
+    event_steps : int64 ``[events]``
+        Tokens seen (prompt included) when each eviction fired.
+    death : int32 ``[layers, kv_heads, tokens]``
+        Index of the event at which the slot left; ``len(event_steps)`` if it never did. Covers the tokens that were
+        fed to the model.
+    reason : uint8 ``[layers, kv_heads, tokens]``
+        A :class:`Reason`: why the slot was kept at the last event it survived.
+    prompt_length : int
+        Tokens of the prompt; births before it all happened in the prefill.
+    evicts : tuple of int
+        The layers that evict. In hybrid models the sliding layers keep their window and are not listed; their rows
+        of ``death`` are all "never".
+    """
+
+    event_steps: np.ndarray
+    death: np.ndarray
+    reason: np.ndarray
+    prompt_length: int
+    evicts: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.death.ndim != 3 or self.death.shape != self.reason.shape:
+            raise ValueError(
+                f"death {self.death.shape} and reason {self.reason.shape} must both be [layers, kv_heads, tokens]"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were fed."""
+        return self.death.shape[-1]
+
+    @property
+    def events(self) -> int:
+        """Number of evictions."""
+        return len(self.event_steps)
+
+    def death_steps(self) -> np.ndarray:
+        """Return the tokens seen when each slot left, int64 ``[layers, kv_heads, tokens]``; never = ``tokens + 1``."""
+        return np.append(self.event_steps, self.tokens + 1)[self.death]
+
+    def alive(self, step: int) -> np.ndarray:
+        """Return which slots are held once ``step`` tokens were seen and the evictions due by then have fired.
+
+        Parameters
+        ----------
+        step : int
+            Tokens seen, prompt included, in ``0 … tokens``.
+
+        Returns
+        -------
+        bool ``[layers, kv_heads, tokens]``
+        """
+        if not 0 <= step <= self.tokens:
+            raise ValueError(f"step {step} is outside 0 … {self.tokens}, the tokens this run has seen")
+        born = np.arange(self.tokens) < step
+        return born & (self.death_steps() > step)
+
+    def held(self, step: int) -> np.ndarray:
+        """Return the share of the evicting heads that hold each token at ``step``, float64 ``[tokens]``."""
+        alive = self.alive(step)
+        layers = list(self.evicts) or list(range(alive.shape[0]))
+        return alive[layers].mean(axis=(0, 1))
+
+    def visible(self) -> np.ndarray:
+        """Return what each query saw, bool ``[layers, kv_heads, tokens (query), tokens (key)]``.
+
+        A query at position p sees key j ≤ p in a head if the slot never left, or left at an event that fired after p.
+        This is n × n: for tests and short texts.
+        """
+        query = np.arange(self.tokens)[:, None]
+        key = np.arange(self.tokens)[None, :]
+        return (key <= query) & (self.death_steps()[:, :, None, :] > query)
+
+    def death_quantile(self, share: float) -> np.ndarray:
+        """Return, per token, the event by which at least ``share`` of the evicting heads had lost it, int32 ``[tokens]``.
+
+        ``len(event_steps)`` means that this never happened.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {share}")
+        layers = list(self.evicts) or list(range(self.death.shape[0]))
+        heads = np.sort(self.death[layers].reshape(-1, self.tokens), axis=0)
+        return heads[int(np.ceil(share * len(heads))) - 1].astype(np.int32)
+
+    def save(self, path: str | Path) -> None:
+        """Write the history as one safetensors file."""
+        from safetensors.numpy import save_file
+
+        header = {"prompt_length": self.prompt_length, "evicts": list(self.evicts)}
+        save_file(
+            {"event_steps": self.event_steps, "death": self.death, "reason": self.reason},
+            str(path),
+            metadata={"epiviz_retention": json.dumps(header)},
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Retention:
+        """Read a history written by :meth:`save`."""
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="np") as file:
+            metadata = file.metadata() or {}
+            if "epiviz_retention" not in metadata:
+                raise ValueError(f"{path} is not an eviction history of epiviz; write one with Retention.save")
+            header = json.loads(metadata["epiviz_retention"])
+            arrays = {name: file.get_tensor(name) for name in ("event_steps", "death", "reason")}
+        return cls(prompt_length=header["prompt_length"], evicts=tuple(header["evicts"]), **arrays)

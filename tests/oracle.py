@@ -1,0 +1,71 @@
+"""The oracle: a full-length forward pass whose mask hides exactly what a Retention says was evicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+
+from epiviz import policies
+from epiviz.decode import Row, Sampler, Session, decode, make_rows
+from epiviz.retention import Retention
+
+_VISIBLE: list[torch.Tensor] = []  # bool [layers, kv_heads, tokens, tokens] of the pass in progress
+
+
+def _masked_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Plain attention with one mask per layer and KV head."""
+    groups = query.shape[1] // key.shape[1]
+    visible = _VISIBLE[0][module.layer_idx].repeat_interleave(groups, 0)[None]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    logits = (query @ key.transpose(2, 3)) * scaling
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register("oracle", _masked_attention)
+
+
+def full_pass(model, tokens: list[int], visible: np.ndarray, positions=None) -> torch.Tensor:
+    """Return the logits ``[tokens, vocabulary]`` of one pass without any cache, under a mask per layer and head."""
+    config = model.lm.config
+    before = config._attn_implementation
+    positions = np.arange(len(tokens)) if positions is None else positions
+    _VISIBLE[:] = [torch.from_numpy(visible)]
+    config._attn_implementation = "oracle"
+    try:
+        with torch.inference_mode():
+            return model.lm(
+                input_ids=torch.tensor([tokens]), position_ids=torch.tensor(positions)[None], use_cache=False
+            ).logits[0]
+    finally:
+        config._attn_implementation = before
+        _VISIBLE.clear()
+
+
+class SpySampler(Sampler):
+    """Greedy, and remembers the logits each token was drawn from."""
+
+    def draw(self, logits, seed, rows):
+        for row, own in zip(rows, logits, strict=True):
+            row.__dict__.setdefault("logits", []).append(own.clone())
+        return super().draw(logits, seed, rows)
+
+
+def evicting_run(model, prompts, policy, budget, new_tokens, seed=0) -> list[Row]:
+    """Generate greedily through the engine; the rows carry ``logits`` beside tokens, retention and meter."""
+    policy = policies.get(policy)
+    rows = make_rows(prompts, policy, budget, new_tokens)
+    with Session(model, policy, rows, new_tokens, seed) as session:
+        decode(session, SpySampler())
+    return rows
+
+
+def deviation(model, row: Row, retention: Retention | None = None, positions=None) -> float:
+    """Return the largest difference between a row's logits and the oracle's, over all generated tokens."""
+    retention = retention or row.retention
+    fed = row.prompt + row.tokens[:-1]
+    assert retention.tokens == len(fed)
+    logits = full_pass(model, fed, retention.visible(), positions)
+    mine = torch.stack(row.logits)
+    return (logits[len(row.prompt) - 1 :] - mine).abs().max().item()

@@ -1,0 +1,47 @@
+"""Tiny random models, small enough to compare with a full forward pass, and prompts for them."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+import epiviz as ev
+
+VOCABULARY = 97
+
+
+@functools.lru_cache(maxsize=None)
+def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, dtype=torch.float64, layers: int = 4):
+    """A random model small enough to compare with a full forward pass; norms keep float64 (the library's cast to float32)."""
+    import transformers
+
+    config = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[architecture](
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=16,
+        max_position_embeddings=4096,
+        initializer_range=0.3,  # far from uniform: an error in the mask shows in the logits
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(7)
+    lm = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    lm = lm.to(dtype)
+    for module in list(lm.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("RMSNorm"):
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=dtype)
+                norm.weight.data.copy_(child.weight.data)
+                setattr(module, name, norm)
+    return ev.Model(lm, None, f"tiny-{architecture}-{heads}:{kv_heads}")
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
