@@ -165,9 +165,9 @@ class Model:
         ValueError
             The prompt is empty.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
-            return list(prompt)
-        if not prompt:
+        if not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], dict):
+            return self.check_ids(prompt)
+        if not len(prompt):
             raise ValueError("the prompt is empty; give a text, a list of chat messages or a list of token ids")
         if self.tokenizer is None:
             raise ValueError(f"{self.name!r} has no tokenizer; pass token ids instead of text")
@@ -182,6 +182,14 @@ class Model:
         if not ids:
             raise ValueError(f"the prompt {prompt!r} has no tokens")
         return list(ids)
+
+    def check_ids(self, ids) -> list[int]:
+        """Return token ids as a list of int; raise ValueError if one is outside the vocabulary."""
+        size = self.lm.config.vocab_size
+        for token in ids:
+            if not 0 <= int(token) < size:
+                raise ValueError(f"token id {token} is outside the vocabulary ({size} ids)")
+        return [int(token) for token in ids]
 
 
 def load(

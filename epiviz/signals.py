@@ -84,6 +84,8 @@ def rolling_windows(x: torch.Tensor, window: int = WINDOW, history: torch.Tensor
     x = x.double()
     if history is None:
         history = x.new_full((*x.shape[:-1], window - 1), float("nan"))
+    if x.shape[-1] == 0:
+        return x.new_empty(*x.shape, window)
     return torch.cat([history.double(), x], dim=-1).unfold(-1, window, 1)
 
 

@@ -236,7 +236,8 @@ def record(
         raise ValueError("give either a text or token ids to read, not both")
     reads = text is not None or tokens is not None
     if reads:
-        given = list(tokens) if tokens is not None else model.tokenizer(text, add_special_tokens=False).input_ids
+        given = tokens if tokens is not None else model.tokenizer(text, add_special_tokens=False).input_ids
+        given = model.check_ids(given)
         if not given:
             raise ValueError("there is nothing to read: the text or token list is empty")
         if prompt is None:

@@ -7,12 +7,32 @@ import os
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import numpy as np
 import pytest
 
 import epiviz as ev
+from epiviz.text import join_bytes
 
 
 @pytest.fixture(scope="session")
 def smollm2():
     """The bundled model: fetched and converted once into the cache directory."""
     return ev.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def synthetic_trace() -> ev.Trace:
+    """A made-up trace of 20 prompt and 100 further tokens, 5 layers and 2 KV heads."""
+    generator = np.random.default_rng(3)
+    pieces = [f"t{index} ".encode() for index in range(120)]
+    return ev.Trace(
+        tokens=np.arange(120),
+        prompt_length=20,
+        spans=join_bytes(pieces),
+        displacement=generator.gamma(4, 2, (5, 120)).astype(np.float32),
+        value_range=generator.gamma(4, 1, (5, 2, 120)).astype(np.float32),
+        surprisal=generator.exponential(1, 120).astype(np.float32),
+        entropy=generator.exponential(1, 120).astype(np.float32),
+        header={"model": "made-up", "tokenizer": "none", "source": "tokens", "status": "finished", "seed": 0},
+        name="made-up",
+    )

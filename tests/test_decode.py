@@ -62,7 +62,8 @@ def test_copies_of_a_prompt_draw_apart_and_share_totals_of_their_own():
     share = ev.Budget(total=0.5, sinks=2, recent=8, buffer=8)
     short, long = ev.generate(model, [random_prompt(20), random_prompt(80)], "random", share, 60, progress=False)
     assert (short.budget.total, long.budget.total) == (40, 70)
-    assert short.meter.peak_slots == 48 and long.meter.peak_slots == 80 > 78 - 1
+    assert (short.meter.peak_slots, long.meter.peak_slots) == (48, 78)
+    assert long.meter.prefill_peak_slots == 80
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -160,8 +161,6 @@ def test_frozen_scores_decide_the_same_set_streaming_and_offline():
     budget = ev.Budget(total=60, sinks=0, recent=12, buffer=1, protect_prompt=True)
     prompt = random_prompt(10)
     run = ev.generate(model, prompt, "epikv", budget, 300, progress=False)
-    trace = ev.record(model, prompt, tokens=run.tokens[:-1], progress=False)
-    # The trace is recorded with the full cache, so compare on the scores the run itself saw.
     low, high = ev.signals.reference_layers(4)
     scores = run_scores(model, prompt, run.tokens, budget, (low, high))
     older = scores[10 : len(scores) - 12]
@@ -169,7 +168,6 @@ def test_frozen_scores_decide_the_same_set_streaming_and_offline():
     expected = {*range(10), *best.tolist(), *range(len(scores) - 12, len(scores))}
     alive = run.retention.alive(run.retention.tokens)
     assert all(set(np.flatnonzero(alive[layer, head])) == expected for layer in range(4) for head in range(2))
-    assert len(trace) == len(prompt) + 299
 
 
 def run_scores(model, prompt, tokens, budget, layers):
@@ -270,11 +268,8 @@ def test_loops_are_named():
 
 def test_stop_on_loop_ends_early():
     model = ev.Model(tiny_model("qwen3", dtype=torch.float32).lm, None, "looping")
-    constant = decode.Sampler()
     rows = decode.make_rows([random_prompt(5)], policies.get("full"), None, 200)
     with decode.Session(model, policies.get("full"), rows, 200, 0) as session:
-        object.__setattr__(constant, "temperature", 0.0)
-        type(constant)
         decode.decode(session, _Constant(), stop_on_loop=True)
     assert rows[0].status == "loop" and len(rows[0].tokens) == 32
 

@@ -1,0 +1,63 @@
+"""The bundled model, for real: against transformers' own generation, and under every policy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import epiviz as ev
+
+QUESTION = "A train has 12 cars with 40 seats each. 310 seats are taken. How many are free? Think step by step."
+LONG = "Read this list, then name the third item. " + " ".join(f"Item {n}: colour {n * 7 % 11}." for n in range(60))
+CHINESE = "请一步一步地思考 🤔：小明有 12 个苹果 🍎，吃了 3 个，还剩几个？"
+
+
+def test_an_infinite_budget_equals_the_library_greedy_generation(smollm2):
+    ids = torch.tensor([smollm2.encode(QUESTION)])
+    with torch.inference_mode():
+        reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False)
+    reference = reference[0, ids.shape[1] :].tolist()
+    for policy, budget in [("full", None), ("epikv", ev.Budget(10**9)), ("vase-attnv", ev.Budget(10**9))]:
+        run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=120, progress=False)
+        assert run.tokens == reference
+        assert run.retention.events == 0
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["evictable", "protected"])
+def four_hundred(request, smollm2):
+    budget = ev.Budget(128, sinks=4, recent=32, buffer=32, protect_prompt=request.param)
+    prompts = [QUESTION]
+    return {
+        policy: ev.generate(smollm2, prompts, policy, budget, max_new_tokens=400, progress=False)[0]
+        for policy in ("full", "random", "streaming", "epikv", "vase-attnv", "vase-dkv")
+    }, request.param
+
+
+def test_four_hundred_tokens_under_every_policy(four_hundred):
+    runs, protected = four_hundred
+    for policy, run in runs.items():
+        assert run.status in ("finished", "length", "loop") and run.text.strip()
+        assert run.text == run.spans.slice(run.prompt_length, len(run.spans) - (run.status == "finished"))
+        if policy == "full":
+            continue
+        assert run.meter.peak_slots <= 160
+        assert run.meter.kv_bytes == 30 * 3 * 160 * 2 * 64 * 4
+        if len(run.tokens) > 160:
+            assert run.retention.events > 0
+        lost = run.retention.death[:, :, : run.prompt_length] < run.retention.events
+        assert not lost.any() or not protected
+
+
+@pytest.mark.parametrize("policy", ["epikv", "vase-attnv", "vase-dkv"])
+@pytest.mark.parametrize("prompt, raw", [(LONG, False), ("A", True), (CHINESE, False)], ids=["long", "one token", "chinese"])
+def test_awkward_prompts(smollm2, prompt, raw, policy):
+    budget = ev.Budget(64, sinks=4, recent=16, buffer=16)
+    run = ev.generate(smollm2, prompt, policy, budget, max_new_tokens=80, raw=raw, progress=False)
+    assert run.tokens and run.spans.text.endswith(run.spans.piece(len(run.spans) - 1))
+    if prompt is LONG:
+        assert run.prompt_length > 64 and run.retention.event_steps[0] == run.prompt_length
+        assert run.meter.prefill_peak_slots == run.prompt_length > run.meter.peak_slots
+    if raw:
+        assert run.prompt_length == 1
+    if prompt is CHINESE:
+        assert CHINESE in run.spans.text
