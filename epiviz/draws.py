@@ -134,7 +134,5 @@ class Draws:
 
 def token_uniform(seed: int, samples: Sequence[int], steps: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return one uniform number per row for drawing its next token, float64 ``[rows]``."""
-    keys = [
-        _signed(combine(seed, sample, step, TOKEN)) for sample, step in zip(samples, steps, strict=True)
-    ]
+    keys = [_signed(combine(seed, sample, step, TOKEN)) for sample, step in zip(samples, steps, strict=True)]
     return to_uniform(_mix(torch.tensor(keys, dtype=torch.int64, device=device)))

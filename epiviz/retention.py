@@ -106,7 +106,7 @@ class Retention:
         return (key <= query) & (self.death_steps()[:, :, None, :] > query)
 
     def death_quantile(self, share: float) -> np.ndarray:
-        """Return, per token, the event by which at least ``share`` of the evicting heads had lost it, int32 ``[tokens]``.
+        """Return the event by which at least ``share`` of the evicting heads had lost each token, int32 ``[tokens]``.
 
         ``len(event_steps)`` means that this never happened.
         """

@@ -50,7 +50,7 @@ def reference_layers(layers: int, reference: tuple[int, int] = REFERENCE_LAYERS)
 
 
 def reference_bands(layers: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Scale the bands 7–13 and 18–25 of a 32-layer model (EpiKV, section 4) to ``layers`` blocks, both ends included."""
+    """Scale the bands 7–13 and 18–25 of 32 layers (EpiKV, section 4) to ``layers`` blocks, both ends included."""
     return tuple(reference_layers(layers, band) for band in REFERENCE_BANDS)  # type: ignore[return-value]
 
 
@@ -124,7 +124,7 @@ def causal_zscore(
 
 
 def exponential_mean(x: torch.Tensor, decay: float = 0.9) -> torch.Tensor:
-    """Return ``s_t = decay · s_{t−1} + (1 − decay) · x_t`` with ``s_{−1} = 0``, without bias correction (EpiKV, section 4).
+    """Return ``s_t = decay · s_{t−1} + (1 − decay) · x_t``, ``s_{−1} = 0``, no bias correction (EpiKV, section 4).
 
     Examples
     --------

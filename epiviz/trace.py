@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from epiviz import policies, signals
-from epiviz.decode import Sampler, Session, decode, make_rows, progress_bar
+from epiviz.decode import Sampler, decode, progress_bar
+from epiviz.engine import Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Needs, New
 from epiviz.text import Spans, fingerprint, token_spans
@@ -124,7 +125,7 @@ class Trace:
         """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"there is no trace file {path}; record one with epiviz.record(…).save({path.name!r})")
+            raise FileNotFoundError(f"there is no trace file {path}; record one: epiviz.record(…).save({path.name!r})")
         try:
             with safe_open(str(path), framework="np") as file:
                 header = json.loads((file.metadata() or {}).get("epiviz", "null"))

@@ -7,7 +7,8 @@ import torch
 from transformers import AttentionInterface
 
 from epiviz import policies
-from epiviz.decode import Row, Sampler, Session, decode, make_rows
+from epiviz.decode import Sampler, decode
+from epiviz.engine import Row, Session, make_rows
 from epiviz.retention import Retention
 
 _VISIBLE: list[torch.Tensor] = []  # bool [layers, kv_heads, tokens, tokens] of the pass in progress

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tiny import random_prompt, tiny_model
 
 import epiviz as ev
-from tiny import random_prompt, tiny_model
 
 
 def generate(**arguments):
@@ -26,11 +26,18 @@ def test_parts_that_are_no_counts(field, value):
 
 
 def test_a_budget_smaller_than_what_it_protects():
-    with pytest.raises(ev.BudgetError, match="11 slots cannot hold 4 sinks . 8 recent tokens; raise total to at least 12"):
+    with pytest.raises(
+        ev.BudgetError, match="11 slots cannot hold 4 sinks . 8 recent tokens; raise total to at least 12"
+    ):
         ev.Budget(11, sinks=4, recent=8)
-    with pytest.raises(ev.BudgetError, match=r"40 slots cannot hold a protected prompt of 33 tokens \+ 8 recent .*at least 41.*protect_prompt=False"):
+    with pytest.raises(
+        ev.BudgetError,
+        match=r"40 slots cannot hold a protected prompt of 33 tokens \+ 8 recent .*at least 41.*protect_prompt=False",
+    ):
         generate(prompt=random_prompt(33), budget=ev.Budget(40, 2, 8, 8, protect_prompt=True))
-    with pytest.raises(ev.BudgetError, match=r"5 slots \(a share of 0.1 of 50 tokens\) cannot hold 2 sinks \+ 8 recent"):
+    with pytest.raises(
+        ev.BudgetError, match=r"5 slots \(a share of 0.1 of 50 tokens\) cannot hold 2 sinks \+ 8 recent"
+    ):
         generate(budget=ev.Budget(0.1, 2, 8, 8))
 
 
@@ -52,9 +59,13 @@ def test_more_reserved_than_free():
 
 
 def test_unknown_policies_and_parameters():
-    with pytest.raises(ev.UnknownPolicyError, match="unknown policy 'epiky'; did you mean 'epikv'.*Known policies: epikv, full"):
+    with pytest.raises(
+        ev.UnknownPolicyError, match="unknown policy 'epiky'; did you mean 'epikv'.*Known policies: epikv, full"
+    ):
         generate(policy="epiky")
-    with pytest.raises(TypeError, match="'snapkv' has no parameter 'windows'; did you mean 'window'. Its parameters: window, pool"):
+    with pytest.raises(
+        TypeError, match="'snapkv' has no parameter 'windows'; did you mean 'window'. Its parameters: window, pool"
+    ):
         ev.policies.get("snapkv", windows=3)
     with pytest.raises(ValueError, match="pool must be odd"):
         ev.policies.get("snapkv", pool=4)

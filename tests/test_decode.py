@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import evicting_run
+from tiny import random_prompt, tiny_model
 
 import epiviz as ev
-from tiny import random_prompt, tiny_model
-from epiviz import decode, policies
+from epiviz import decode, engine, policies
 
 BUDGET = ev.Budget(total=40, sinks=2, recent=8, buffer=8)
 POLICIES = [name for name in ev.policies.names() if name != "full"]
@@ -97,13 +97,18 @@ def test_slots_positions_and_bytes(policy, length, monkeypatch):
 def test_alive_tokens_are_those_in_the_cache():
     """The history says at every step what the cache holds."""
     model, policy = tiny_model("qwen3"), policies.get("vase-attnv")
-    rows = decode.make_rows([random_prompt(30)], policy, BUDGET, 60)
+    rows = engine.make_rows([random_prompt(30)], policy, BUDGET, 60)
     held = []
-    with decode.Session(model, policy, rows, 60, seed=0) as session:
+    with engine.Session(model, policy, rows, 60, seed=0) as session:
         logits = session.prefill()
         for _ in range(60):
             logits = session.feed(logits.argmax(-1)[:, None] if logits.ndim == 2 else logits[:, -1].argmax(-1)[:, None])
-            held.append((session.cache.seen[0], session.cache.tracks["position"][:, 0, :, : session.cache.held[0]].numpy().copy()))
+            held.append(
+                (
+                    session.cache.seen[0],
+                    session.cache.tracks["position"][:, 0, :, : session.cache.held[0]].numpy().copy(),
+                )
+            )
         session.finish(session.rows)
     for seen, positions in held:
         alive = rows[0].retention.alive(seen)
@@ -133,8 +138,8 @@ def test_observing_in_chunks_equals_stepping(policy):
     kept = []
     for chunked in (False, True):
         chosen = policies.get(policy)
-        rows = decode.make_rows([random_prompt(30)], chosen, BUDGET, 160)
-        with decode.Session(model, chosen, rows, 160, seed=0) as session:
+        rows = engine.make_rows([random_prompt(30)], chosen, BUDGET, 160)
+        with engine.Session(model, chosen, rows, 160, seed=0) as session:
             session.prefill()
             at = 0
             while at < 160:
@@ -148,8 +153,8 @@ def test_observing_in_chunks_equals_stepping(policy):
 
 def test_a_chunk_beyond_the_next_event_is_refused():
     model, chosen = tiny_model("qwen3"), policies.get("random")
-    rows = decode.make_rows([random_prompt(30)], chosen, BUDGET, 60)
-    with decode.Session(model, chosen, rows, 60, seed=0) as session:
+    rows = engine.make_rows([random_prompt(30)], chosen, BUDGET, 60)
+    with engine.Session(model, chosen, rows, 60, seed=0) as session:
         session.prefill()
         with pytest.raises(ValueError, match="runs past the next event, due in 18"):
             session.feed(torch.zeros(1, 19, dtype=torch.int64))
@@ -181,8 +186,8 @@ def run_scores(model, prompt, tokens, budget, layers):
             steps.append(torch.stack([new.hidden[layer][0] for layer in layers]))
 
     policy = policies.get("epikv")
-    rows = decode.make_rows([prompt], policy, budget, len(tokens))
-    with decode.Session(model, policy, rows, len(tokens), 0, Watch()) as session:
+    rows = engine.make_rows([prompt], policy, budget, len(tokens))
+    with engine.Session(model, policy, rows, len(tokens), 0, Watch()) as session:
         session.prefill()
         for token in tokens[:-1]:
             session.feed(torch.tensor([[token]]))
@@ -219,17 +224,25 @@ def test_interrupted_run_is_returned_whole(monkeypatch, passes):
 
 
 def test_ctrl_c_waits_for_an_eviction_to_end():
-    with pytest.raises(KeyboardInterrupt), decode.uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        reached = True
-    assert reached
+    done = []
+
+    def evict():
+        with engine.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        evict()
+    assert done == [True]
 
 
 def test_stop_event_ends_a_run_in_another_thread():
     model, stop, result = tiny_model("qwen3", dtype=torch.float32), threading.Event(), []
     stop.set()
     work = threading.Thread(
-        target=lambda: result.append(ev.generate(model, random_prompt(20), "random", BUDGET, 100, stop=stop, progress=False))
+        target=lambda: result.append(
+            ev.generate(model, random_prompt(20), "random", BUDGET, 100, stop=stop, progress=False)
+        )
     )
     work.start()
     work.join()
@@ -268,8 +281,8 @@ def test_loops_are_named():
 
 def test_stop_on_loop_ends_early():
     model = ev.Model(tiny_model("qwen3", dtype=torch.float32).lm, None, "looping")
-    rows = decode.make_rows([random_prompt(5)], policies.get("full"), None, 200)
-    with decode.Session(model, policies.get("full"), rows, 200, 0) as session:
+    rows = engine.make_rows([random_prompt(5)], policies.get("full"), None, 200)
+    with engine.Session(model, policies.get("full"), rows, 200, 0) as session:
         decode.decode(session, _Constant(), stop_on_loop=True)
     assert rows[0].status == "loop" and len(rows[0].tokens) == 32
 
@@ -282,7 +295,7 @@ class _Constant(decode.Sampler):
 def test_sampling_follows_the_distribution():
     """Nucleus and top-k cut as documented, and draws follow the probabilities."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    rows = [decode.Row([1], sample, None) for sample in range(4000)]
+    rows = [engine.Row([1], sample, None) for sample in range(4000)]
     drawn = decode.Sampler(temperature=1.0).draw(logits.expand(4000, 4), 0, rows)
     expected = logits.softmax(-1)[0]
     share = torch.bincount(drawn, minlength=4) / 4000

@@ -8,18 +8,23 @@ import zipfile
 import pytest
 import torch
 import transformers
+from tiny import tiny_model
 
 import epiviz as ev
 from epiviz import models
-from tiny import tiny_model
 
 
 @pytest.fixture
 def local_folder(tmp_path, smollm2):
     lm = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=49152, hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8,
+            vocab_size=49152,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
         )
     )
     lm.save_pretrained(tmp_path / "local")
@@ -75,8 +80,13 @@ def test_a_model_without_a_kv_cache(tmp_path):
 
 def test_a_sliding_window_is_refused():
     config = transformers.MistralConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=64,
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=64,
     )
     with pytest.raises(ev.UnsupportedModelError, match="sliding window of 64 tokens"):
         ev.Model(transformers.MistralForCausalLM(config), None, "m")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import deviation, evicting_run
+from tiny import random_prompt, tiny_model
 
 import epiviz as ev
-from tiny import random_prompt, tiny_model
 
 BUDGET = ev.Budget(total=40, sinks=2, recent=8, buffer=8)
 NEW = 200

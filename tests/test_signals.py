@@ -40,7 +40,9 @@ def test_causal_zscore():
     assert z.numpy() == pytest.approx([0, 0.999999, 0, 1.603567], abs=1e-6)
     assert signals.causal_zscore(torch.tensor([1.0, 2, 3, 10]), 2)[-1].item() == pytest.approx(1.0, abs=1e-5)
     assert signals.causal_zscore(torch.tensor([1.0, 1, 1]))[-1] == 0
-    assert signals.causal_zscore(torch.tensor([0, 1e-7], dtype=torch.float64))[-1].item() == pytest.approx(0.0476190, abs=1e-7)
+    assert signals.causal_zscore(torch.tensor([0, 1e-7], dtype=torch.float64))[-1].item() == pytest.approx(
+        0.0476190, abs=1e-7
+    )
 
 
 def test_zscore_is_bounded_by_the_window():
@@ -106,7 +108,10 @@ def test_prompt_and_continuation_have_windows_of_their_own(synthetic_trace):
     score = signals.epiphany(trace, layers=(1, 3))
     z = [
         np.concatenate(
-            [signals.causal_zscore(torch.from_numpy(part)).numpy() for part in np.split(trace.displacement[layer], [20])]
+            [
+                signals.causal_zscore(torch.from_numpy(part)).numpy()
+                for part in np.split(trace.displacement[layer], [20])
+            ]
         )
         for layer in (1, 3)
     ]

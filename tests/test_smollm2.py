@@ -49,7 +49,9 @@ def test_four_hundred_tokens_under_every_policy(four_hundred):
 
 
 @pytest.mark.parametrize("policy", ["epikv", "vase-attnv", "vase-dkv"])
-@pytest.mark.parametrize("prompt, raw", [(LONG, False), ("A", True), (CHINESE, False)], ids=["long", "one token", "chinese"])
+@pytest.mark.parametrize(
+    "prompt, raw", [(LONG, False), ("A", True), (CHINESE, False)], ids=["long", "one token", "chinese"]
+)
 def test_awkward_prompts(smollm2, prompt, raw, policy):
     budget = ev.Budget(64, sinks=4, recent=16, buffer=16)
     run = ev.generate(smollm2, prompt, policy, budget, max_new_tokens=80, raw=raw, progress=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,9 +31,7 @@ def sentencepiece_tokenizer():
         vocabulary[word] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
@@ -52,7 +52,7 @@ def test_spans_of_a_byte_level_tokenizer(smollm2, sample):
     assert len(spans) == len(ids)
     encoded = sample.encode("utf-16-le")
     units = spans.utf16_offsets
-    assert [encoded[2 * a : 2 * b].decode("utf-16-le") for a, b in zip(units, units[1:])] == spans.pieces
+    assert [encoded[2 * a : 2 * b].decode("utf-16-le") for a, b in pairwise(units)] == spans.pieces
 
 
 def test_split_emoji_belongs_to_the_token_that_completes_it(smollm2):

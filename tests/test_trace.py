@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tiny import random_prompt, tiny_model
 
 import epiviz as ev
-from tiny import random_prompt, tiny_model
 
 QUESTION = "What is 3 + 4? Think step by step."
 
@@ -57,13 +57,13 @@ def test_signals_equal_a_plain_pass(how):
 
 def test_the_epikv_policy_sees_the_scores_of_the_trace():
     """One implementation: a cache that never overflows freezes the scores that signals.epiphany gives."""
-    from epiviz import decode, policies
+    from epiviz import engine, policies
 
     model, prompt = tiny_model("qwen3"), random_prompt(30)
     trace = ev.record(model, prompt, max_new_tokens=50, progress=False)
     policy, budget = policies.get("epikv"), ev.Budget(200)
-    rows = decode.make_rows([prompt], policy, budget, 50)
-    with decode.Session(model, policy, rows, 50, 0) as session:
+    rows = engine.make_rows([prompt], policy, budget, 50)
+    with engine.Session(model, policy, rows, 50, 0) as session:
         session.prefill()
         for token in trace.tokens[30:79]:
             session.feed(torch.tensor([[int(token)]]))
@@ -96,7 +96,10 @@ def test_loading_needs_no_model(smollm2, tmp_path):
     path = ev.record(smollm2, QUESTION, text="Seven.", progress=False).save(tmp_path / "t.safetensors")
     code = f"import epiviz as ev, sys; t = ev.Trace.load({str(path)!r}); print(len(ev.signals.epiphany(t)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"HF_HUB_OFFLINE": "1", "PATH": "", "EPIVIZ_CACHE": "/nowhere"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", "PATH": "", "EPIVIZ_CACHE": "/nowhere"},
     )
     assert done.returncode == 0, done.stderr
 
@@ -123,7 +126,7 @@ def saved(synthetic_trace, tmp_path):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no trace file .*none.safetensors; record one with"):
+    with pytest.raises(FileNotFoundError, match="there is no trace file .*none.safetensors; record one:"):
         ev.Trace.load(tmp_path / "none.safetensors")
 
 
@@ -149,12 +152,19 @@ def test_foreign_files(saved, tmp_path):
 
 
 def test_a_trace_of_another_model(saved, smollm2):
-    with pytest.raises(ev.ForeignTraceError, match="recorded with 'made-up' .tokenizer none., the model 'smollm2-135m'"):
+    with pytest.raises(
+        ev.ForeignTraceError, match="recorded with 'made-up' .tokenizer none., the model 'smollm2-135m'"
+    ):
         ev.Trace.load(saved).check_model(smollm2)
 
 
 def test_nothing_to_record(smollm2):
-    for arguments in ({"prompt": ""}, {"prompt": []}, {"prompt": QUESTION, "text": ""}, {"prompt": QUESTION, "tokens": []}):
+    for arguments in (
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": QUESTION, "text": ""},
+        {"prompt": QUESTION, "tokens": []},
+    ):
         with pytest.raises(ValueError, match="empty"):
             ev.record(smollm2, **arguments)
     with pytest.raises(ValueError, match="not both"):

@@ -11,9 +11,9 @@ import epiviz as ev
 VOCABULARY = 97
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, dtype=torch.float64, layers: int = 4):
-    """A random model small enough to compare with a full forward pass; norms keep float64 (the library's cast to float32)."""
+    """A small random model; its norms keep float64, where the library's would round to float32."""
     import transformers
 
     config = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[architecture](

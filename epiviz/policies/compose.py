@@ -87,17 +87,14 @@ class Sample(Wrapper):
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         inner = self.policy.rank(slots, state, draws).priority.double()
-        if self.policy.weights:
-            log_weight = inner.log()
-        else:
-            log_weight = standardise(inner, slots.candidates)
+        log_weight = inner.log() if self.policy.weights else standardise(inner, slots.candidates)
         race = log_weight / self.temperature + draws.gumbel(slots.positions)
         lowest = torch.finfo(race.dtype).min
         return Ranking(torch.where(log_weight == -torch.inf, lowest, race), Reason.SAMPLED)
 
 
 def standardise(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Return scores minus mean over sd of each head's candidates; constant scores give 0, infinite ones stay infinite."""
+    """Return scores minus mean, over sd, of each head's candidates; constant scores give 0, infinite ones stay."""
     finite = candidates & scores.isfinite()
     count = finite.sum(-1, keepdim=True).clamp(min=1)
     clean = torch.where(finite, scores, 0.0)

@@ -53,10 +53,7 @@ class EpiKV(Policy):
         return Needs(hidden=self._layers(shape.layers), tracks={"score": torch.float32})
 
     def observe(self, new: New, state: State) -> None:
-        if new.first and new.prompt:
-            previous = None
-        else:
-            previous = state["previous"].unbind(1)
+        previous = None if new.first and new.prompt else state["previous"].unbind(1)
         order = self.layers or sorted(new.hidden)
         hidden = [new.hidden[layer] for layer in order]
         steps = torch.stack(

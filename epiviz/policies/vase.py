@@ -51,7 +51,8 @@ class VaseDKV(Policy):
     def rank(self, slots: Slots, state, draws) -> Ranking:
         projection = draws.normal(slots.layers, slots.keys.shape[-1], self.size) / self.size**0.5
         # Layer by layer: a float32 copy of a whole half-precision cache would double its memory.
-        return Ranking(torch.stack([leverage(*layer) for layer in zip(slots.keys, slots.values, projection, strict=True)]))
+        layers = zip(slots.keys, slots.values, projection, strict=True)
+        return Ranking(torch.stack([leverage(*layer) for layer in layers]))
 
 
 def leverage(keys: torch.Tensor, values: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:

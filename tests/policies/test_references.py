@@ -122,7 +122,7 @@ def test_vase_dkv_survives_large_half_precision_values(slots):
     assert policies.get("vase-dkv").rank(slots, {}, Noise()).priority.isfinite().all()
 
 
-# -- EpiKV, stepping through a cache of one head --------------------------------------------------------------------------
+# -- EpiKV, stepping through a cache of one head ---------------------------------------------------
 
 G_LOW, G_HIGH = [5, 1, 4, 2, 8, 3, 6, 7], [2, 2, 9, 1, 1, 5, 3, 4]
 VALUES = [[1, 1, 1], [0, 9, 0], [0, 1, 0], [5, 5, 5], [0, 0, 2], [0, 0, 0], [0, 1, 1], [2, 0, 0]]
@@ -144,7 +144,9 @@ def kept_decode_tokens(policy, budget, low, high, prompt=2, values=None):
         new_value = torch.tensor(value, dtype=torch.float64).view(1, 1, q, 3)
         cache.write(0, new_value, new_value)
         positions = cache.new_positions(q)
-        new = New(positions, hidden, is_prompt, first, lambda n: cache.newest(n, q), lambda n, v: cache.write_track(n, v, q))
+        new = New(
+            positions, hidden, is_prompt, first, lambda n: cache.newest(n, q), lambda n, v: cache.write_track(n, v, q)
+        )
         policy.observe(new, state)
         cache.advance(q)
 
@@ -200,7 +202,7 @@ def test_epikv_streaming_equals_the_offline_top():
     assert last == {*best, *range(288, 300)}
 
 
-# -- composition ----------------------------------------------------------------------------------------------------------
+# -- composition -----------------------------------------------------------------------------------
 
 
 class Scores(policies.Policy):
@@ -279,11 +281,17 @@ def test_names_show_wrappers_and_parameters():
 
 
 def test_global_random_keeps_one_set_for_all_heads():
-    import epiviz as ev
     from tiny import random_prompt, tiny_model
 
+    import epiviz as ev
+
     run = ev.generate(
-        tiny_model("qwen3"), random_prompt(30), policies.get("random", scope="global"), Budget(40, 2, 8, 8), 60, progress=False
+        tiny_model("qwen3"),
+        random_prompt(30),
+        policies.get("random", scope="global"),
+        Budget(40, 2, 8, 8),
+        60,
+        progress=False,
     )
     assert (run.retention.death == run.retention.death[:1, :1]).all()
     per_head = ev.generate(tiny_model("qwen3"), random_prompt(30), "random", Budget(40, 2, 8, 8), 60, progress=False)

@@ -1,0 +1,345 @@
+"""The engine: rows, their cache, a policy and its state; forward passes that are observed and followed by evictions."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from epiviz import draws
+from epiviz.attention import RecentQueries, through_seam
+from epiviz.cache import SlotCache, choose, protection
+from epiviz.models import Model
+from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
+from epiviz.retention import Retention
+
+PREFILL_BLOCK = 512  # tokens per forward pass of a prompt: bounds what a block's scores and logits take
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What a run used, in slots per layer and KV head and in bytes of one sequence.
+
+    Attributes
+    ----------
+    mean_slots, peak_slots : float, int
+        Slots held while decoding, new token included: mean over decode steps, and maximum.
+    prefill_peak_slots : int
+        Slots at the end of the prefill, before event 0.
+    attended_slots : float
+        Slots attended per decode step.
+    kv_bytes, state_bytes : int
+        Keys and values; everything else kept between steps (positions, tracks, queries, state).
+    evictions : int
+        Events.
+    bounded : bool
+        False: the policy never evicts, and memory grows with the text.
+    """
+
+    mean_slots: float
+    peak_slots: int
+    prefill_peak_slots: int
+    attended_slots: float
+    kv_bytes: int
+    state_bytes: int
+    evictions: int
+    bounded: bool
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence on its way through the engine."""
+
+    prompt: list[int]
+    sample: int
+    budget: ResolvedBudget | None
+    tokens: list[int] = field(default_factory=list)
+    status: str | None = None
+    # Per event: tokens seen when it fired, positions and reasons of the slots that left, [layers, kv_heads, k].
+    events: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    prefill_peak: int = 0
+    peak: int = 0
+    held_sum: int = 0
+    steps: int = 0
+    retention: Retention | None = None
+    meter: Meter | None = None
+
+
+def make_rows(prompts: list[list[int]], policy: Policy, budget: Budget | None, new_tokens: int) -> list[Row]:
+    """Return one row per prompt, its budget resolved."""
+    if policy.bounded and not isinstance(budget, Budget):
+        raise BudgetError(
+            f"policy {policy.label!r} needs a budget, got {budget!r}; pass epiviz.Budget(total=…), or policy='full'"
+        )
+    keys = draws.sample_keys(prompts)
+    return [
+        Row(prompt, key, budget.resolve(len(prompt), new_tokens) if policy.bounded else None)
+        for prompt, key in zip(prompts, keys, strict=True)
+    ]
+
+
+class Session:
+    """Rows, their cache, a policy and its state; forward passes with observation and eviction.
+
+    Rows are prefilled one by one, each in a cache as long as its prompt, cut at once if the prompt is longer than the
+    budget, and joined afterwards. So no pad ever exists, and only one prompt at a time needs more than its budget.
+
+    Parameters
+    ----------
+    model : Model
+    policy : Policy
+    rows : list of Row
+    new_tokens : int
+        At most so many tokens follow a prompt.
+    seed : int
+    recorder : object, optional
+        ``needs`` (a :class:`Needs`) and ``observe(new, logits, tokens)``, called after each pass with all its logits.
+    """
+
+    def __init__(self, model: Model, policy: Policy, rows: list[Row], new_tokens: int, seed: int, recorder=None):
+        self.model, self.policy, self.rows, self.seed, self.recorder = model, policy, list(rows), seed, recorder
+        self.new_tokens = new_tokens
+        needs = policy.needs(model.shape)
+        self.needs: Needs = needs | recorder.needs if recorder else needs
+        self.state: State = {}
+        self.cache: SlotCache | None = None
+        self.recent: RecentQueries | None = None
+        self._nan = torch.zeros((), dtype=torch.bool, device=model.device)
+        for row in rows:
+            if policy.bounded:
+                policy.check(row.budget, model.shape)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Session:
+        self._stack.enter_context(torch.inference_mode())
+        self._seam = self._stack.enter_context(through_seam(self.model, self.needs.hidden))
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._stack.close()
+
+    # -- forward passes ------------------------------------------------------------------------------------------------
+
+    def prefill(self) -> torch.Tensor:
+        """Feed every row's prompt; return the logits after it, ``[rows, vocabulary]``."""
+        capacity = max(self._capacity(row) for row in self.rows)
+        joined = self._new_cache(len(self.rows), capacity)
+        logits, states, rings = [], [], []
+        for index, row in enumerate(self.rows):
+            cache, state = self._new_cache(1, len(row.prompt)), {}
+            ring = self._new_ring()
+            tokens = torch.tensor([row.prompt], device=self.model.device)
+            for start in range(0, len(row.prompt), PREFILL_BLOCK):
+                block = tokens[:, start : start + PREFILL_BLOCK]
+                out = self._pass([row], cache, ring, state, block, prompt=True, first=start == 0)
+            logits.append(out[:, -1])
+            row.prefill_peak = cache.held[0]
+            with uninterrupted():
+                if self.policy.bounded and cache.held[0] > row.budget.total:
+                    self._evict([row], [0], cache, ring, state)
+                row.peak = cache.held[0]
+                joined.copy_row(index, cache)
+            states.append(state)
+            rings.append(ring)
+        self.cache = joined
+        self.state.update({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        self.recent = RecentQueries.stack(rings) if self.needs.queries else None
+        self._fresh = True
+        return torch.cat(logits)
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Feed the next tokens ``[rows, q]`` of every row and evict where due; return all their logits.
+
+        Between two events nothing leaves, so a chunk that does not run past the next event of any row attends exactly
+        what single steps would. :meth:`room` tells how long it may be.
+        """
+        q = tokens.shape[1]
+        if q > 1 and q > self.room():
+            raise ValueError(f"a chunk of {q} tokens runs past the next event, due in {self.room()}")
+        out = self._pass(self.rows, self.cache, self.recent, self.state, tokens, prompt=False, first=self._fresh)
+        self._fresh = False
+        with uninterrupted():
+            for row, held in zip(self.rows, self.cache.held, strict=True):
+                row.held_sum += q * held - q * (q - 1) // 2
+                row.steps += q
+                row.peak = max(row.peak, held)
+            self._evict_due()
+        return out
+
+    def room(self) -> int:
+        """Tokens that may be fed at once: up to the next event of any row, or the end of the cache."""
+        room = self.cache.capacity - max(self.cache.held)
+        if self.policy.bounded:
+            for row, seen, held in zip(self.rows, self.cache.seen, self.cache.held, strict=True):
+                steps = range(1, room + 1)
+                room = next((q for q in steps if self.policy.due(seen + q, held + q, row.budget)), room)
+        return room
+
+    def _pass(self, rows, cache, ring, state, tokens, *, prompt: bool, first: bool) -> torch.Tensor:
+        """One forward pass, observed; the slots are counted only once all of it is done."""
+        q = tokens.shape[1]
+        positions = cache.new_positions(q)
+        with self._seam.watching(cache, ring):
+            keep = 0 if self.recorder else (1 if prompt else q)
+            logits = self.model.forward(tokens, positions, cache, cache.mask(q), keep)
+        new = New(
+            positions=positions,
+            hidden=self._seam.hidden,
+            prompt=prompt,
+            first=first,
+            _slots=lambda name: cache.newest(name, q),
+            write=lambda name, values: cache.write_track(name, values, q),
+        )
+        with uninterrupted():
+            self.policy.observe(new, state)
+            if self.recorder:
+                self.recorder.observe(new, logits, tokens)
+            cache.advance(q)
+            if ring is not None:
+                ring.advance(positions)
+        return logits
+
+    def _capacity(self, row: Row) -> int:
+        longest = len(row.prompt) + self.new_tokens
+        return min(row.budget.peak, longest) if self.policy.bounded else longest
+
+    def _new_cache(self, rows: int, capacity: int) -> SlotCache:
+        return SlotCache(self.model.shape, rows, capacity, self.model.dtype, self.model.device, self.needs.tracks)
+
+    def _new_ring(self) -> RecentQueries | None:
+        if not self.needs.queries:
+            return None
+        return RecentQueries.empty(self.model.shape, 1, self.needs.queries, self.model.dtype, self.model.device)
+
+    # -- eviction ------------------------------------------------------------------------------------------------------
+
+    def _evict_due(self) -> None:
+        if not self.policy.bounded:
+            return
+        alike: dict[tuple, list[int]] = defaultdict(list)  # rows that hold and keep equally many evict together
+        for index, row in enumerate(self.rows):
+            seen, held = self.cache.seen[index], self.cache.held[index]
+            if held > row.budget.total and self.policy.due(seen, held, row.budget):
+                alike[held, row.budget].append(index)
+        for indices in alike.values():
+            self._evict([self.rows[i] for i in indices], indices, self.cache, self.recent, self.state)
+
+    def _evict(self, rows: list[Row], indices: list[int], cache: SlotCache, ring, state: State) -> None:
+        budget, n = rows[0].budget, cache.held[indices[0]]
+        everyone = len(indices) == cache.rows
+        index = torch.tensor(indices, device=self.model.device)
+        named = cache.slots(indices, n)
+        positions = named.pop("position")
+        keys, values = named.pop("keys"), named.pop("values")
+        slot = torch.arange(n, device=self.model.device)
+        slots = Slots(
+            keys=keys,
+            values=values,
+            positions=positions,
+            candidates=((slot >= budget.front) & (slot < n - budget.recent))[None, None, None],
+            budget=budget,
+            tracks=named,
+            queries=None if ring is None else ring.queries if everyone else ring.queries.index_select(1, index),
+            query_positions=None if ring is None else ring.positions[index],
+        )
+        own = state if everyone else {name: x.index_select(0, index) for name, x in state.items()}
+        numbers = draws.Draws(
+            self.seed, [row.sample for row in rows], [len(row.events) for row in rows], self.model.device
+        )
+        ranking = self.policy.rank(slots, own, numbers)
+        if not everyone:
+            for name, x in own.items():
+                state[name].index_copy_(0, index, x)
+        priority = ranking.priority.expand(positions.shape)
+        self._nan |= priority.isnan().any()
+        keep, gone = choose(priority, budget.front, budget.recent, budget.total)
+        seen = torch.tensor([cache.seen[i] for i in indices], device=self.model.device)[None, :, None, None]
+        kept_reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=self.model.device)
+        kept_reason = kept_reason.expand(positions.shape).gather(3, keep)
+        shield = protection(positions.gather(3, keep), seen, budget)
+        left = positions.gather(3, gone), named["reason"].gather(3, gone)
+        cache.evict(indices, keep, torch.where(shield > 0, shield, kept_reason))
+        for row, i in enumerate(indices):
+            where, why = (x[:, row].to("cpu", non_blocking=True) for x in left)
+            rows[row].events.append((cache.seen[i], where, why))
+
+    # -- the end of rows -------------------------------------------------------------------------------------
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Write down the history of rows and let them leave the batch."""
+        for row in rows:
+            self._write_down(row)
+        left = {id(row) for row in rows}
+        stay = [i for i, row in enumerate(self.rows) if id(row) not in left]
+        if stay and rows and self.cache is not None:
+            self.cache.select_rows(stay)
+            index = torch.tensor(stay, device=self.model.device)
+            for name in self.state:
+                self.state[name] = self.state[name].index_select(0, index)
+            if self.recent is not None:
+                self.recent.select_rows(stay)
+        self.rows = [self.rows[i] for i in stay]
+
+    def _write_down(self, row: Row) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)  # the events' copies to the host must have arrived
+        if self._nan.item():
+            raise FloatingPointError(
+                f"policy {self.policy.label!r} gave NaN priorities; nothing it kept can be trusted"
+            )
+        shape, events = self.model.shape, row.events
+        prefilled = self.cache is not None
+        index = self.rows.index(row)
+        seen = self.cache.seen[index] if prefilled else 0
+        death = np.full((shape.layers, shape.kv_heads, seen), len(events), dtype=np.int32)
+        reason = np.zeros(death.shape, dtype=np.uint8)
+        for number, (_, positions, reasons) in enumerate(events if prefilled else []):
+            np.put_along_axis(death, positions.numpy(), number, axis=2)
+            np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
+        if prefilled:
+            held = self.cache.held[index]
+            tracks = (self.cache.tracks[name] for name in ("position", "reason"))
+            positions, reasons = (track[:, index, :, :held].cpu().numpy() for track in tracks)
+            np.put_along_axis(reason, positions, reasons, axis=2)
+        steps = np.array([seen for seen, _, _ in events] if prefilled else [], dtype=np.int64)
+        row.retention = Retention(steps, death, reason, len(row.prompt), tuple(range(shape.layers)))
+        mean = row.held_sum / row.steps if row.steps else float(row.peak)
+        row.meter = Meter(
+            mean_slots=mean,
+            peak_slots=row.peak,
+            prefill_peak_slots=row.prefill_peak,
+            attended_slots=mean,
+            kv_bytes=self.cache.kv_bytes if prefilled else 0,
+            state_bytes=self._state_bytes() if prefilled else 0,
+            evictions=len(steps),
+            bounded=self.policy.bounded,
+        )
+
+    def _state_bytes(self) -> int:
+        state = sum(x[:1].numel() * x.element_size() for x in self.state.values())
+        return self.cache.track_bytes + state + (self.recent.bytes_per_row if self.recent is not None else 0)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while slots, counts and history change together."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *args: pressed.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            if callable(before):
+                before(*pressed[0])
+            else:
+                raise KeyboardInterrupt
