@@ -19,6 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from epiviz.models import Model
+from epiviz.signals import at_least_float32
 
 PREFIX = "epiviz-"
 _ACTIVE: ContextVar[Seam | None] = ContextVar("epiviz_seam", default=None)
@@ -85,13 +86,43 @@ class RecentQueries:
         return self.queries[:, :1].numel() * self.queries.element_size()
 
 
+def attention_rows(queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Return softmax attention weights, recomputed from queries and keys.
+
+    Parameters
+    ----------
+    queries : ``[rows, heads, q, head_dim]``
+    keys : ``[rows, kv_heads, n, head_dim]``
+    visible : bool, broadcasts to ``[rows, kv_heads, q, n]``
+        A query that sees nothing gets zeros.
+
+    Returns
+    -------
+    ``[rows, heads, q, n]``, at least float32.
+    """
+    size, groups = queries.shape[3], queries.shape[1] // keys.shape[1]
+    queries = at_least_float32(queries).unflatten(1, (-1, groups))
+    logits = torch.einsum("rhgqd,rhnd->rhgqn", queries, at_least_float32(keys)) / size**0.5
+    logits = logits.masked_fill(~visible.unsqueeze(2), -torch.inf)
+    return torch.softmax(logits, dim=-1).nan_to_num(0.0).flatten(1, 2)
+
+
 class Seam:
     """What a run sees of a forward pass: the cache it writes, the queries, the outputs of some decoder blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_queries: bool = False) -> None:
         self.cache = None
+        self.keep_queries = keep_queries
+        self.queries: dict[int, torch.Tensor] = {}
         self.recent: RecentQueries | None = None
         self.hidden: dict[int, torch.Tensor] = {}
+
+    def watch(self, layer: int, query: torch.Tensor) -> None:
+        """Take a look at the rotated queries ``[rows, heads, q, head_dim]`` on their way to the backend."""
+        if self.recent is not None:
+            self.recent.write(layer, query)
+        if self.keep_queries:
+            self.queries[layer] = query
 
     @contextmanager
     def watching(self, cache, recent: RecentQueries | None) -> Iterator[None]:
@@ -105,13 +136,15 @@ class Seam:
 
 
 @contextmanager
-def through_seam(model: Model, hidden: tuple[int, ...] = ()) -> Iterator[Seam]:
+def through_seam(model: Model, hidden: tuple[int, ...] = (), keep_queries: bool = False) -> Iterator[Seam]:
     """Route a model's attention through a seam and watch the outputs of the decoder blocks ``hidden``.
+
+    With ``keep_queries`` the queries of the last pass stay readable, per layer.
 
     On leaving, hooks are gone, and the last run that leaves puts the backend back. Runs in other threads may use the
     same model: each sees its own passes only.
     """
-    seam = Seam()
+    seam = Seam(keep_queries)
     config = model.lm.config
 
     def watch(layer: int):
@@ -150,8 +183,8 @@ def _seam_name(backend: str) -> str:
 def _make_seam(backend: str):
     def attend(module, query, key, value, attention_mask, **kwargs):
         seam = _ACTIVE.get()
-        if seam is not None and seam.recent is not None:
-            seam.recent.write(module.layer_idx, query)
+        if seam is not None:
+            seam.watch(module.layer_idx, query)
         if backend == "eager":
             return _eager(module, query, key, value, attention_mask, **kwargs)
         if seam is not None and backend.startswith("flash_attention"):

@@ -117,8 +117,10 @@ class SlotCache(Cache):
 
         None where all rows are alike and the backend's causal rule says the same: one new token, or an empty cache.
         """
-        if self.even and (q == 1 or self.held[0] == 0):
-            return None
+        return None if self.even and (q == 1 or self.held[0] == 0) else self.visible(q)
+
+    def visible(self, q: int) -> torch.Tensor:
+        """Return which slots ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``: all up to themselves."""
         slot = torch.arange(max(self.held) + q, device=self.keys.device)
         last = self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
         return (slot <= last[:, :, None])[:, None]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from epiviz import draws
-from epiviz.attention import RecentQueries, through_seam
+from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
 from epiviz.models import Model
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
@@ -84,6 +84,31 @@ def make_rows(prompts: list[list[int]], policy: Policy, budget: Budget | None, n
     ]
 
 
+@dataclass
+class PassInCache:
+    """A forward pass whose slots are written but not yet counted: what :class:`New` shows of it."""
+
+    cache: SlotCache
+    q: int
+    queries: dict[int, torch.Tensor]
+
+    def newest(self, name: str) -> torch.Tensor:
+        return self.cache.newest(name, self.q)
+
+    def write(self, track: str, values: torch.Tensor) -> None:
+        self.cache.write_track(track, values, self.q)
+
+    def track(self, name: str) -> torch.Tensor:
+        return self.cache.tracks[name][..., : self.n]
+
+    @property
+    def n(self) -> int:
+        return max(self.cache.held) + self.q
+
+    def rows(self, layer: int) -> torch.Tensor:
+        return attention_rows(self.queries[layer], self.cache.keys[layer, :, :, : self.n], self.cache.visible(self.q))
+
+
 class Session:
     """Rows, their cache, a policy and its state; forward passes with observation and eviction.
 
@@ -118,7 +143,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._stack.enter_context(torch.inference_mode())
-        self._seam = self._stack.enter_context(through_seam(self.model, self.needs.hidden))
+        self._seam = self._stack.enter_context(through_seam(self.model, self.needs.hidden, self.needs.rows))
         return self
 
     def __exit__(self, *error) -> None:
@@ -188,15 +213,12 @@ class Session:
         with self._seam.watching(cache, ring):
             keep = 0 if self.recorder else (1 if prompt else q)
             logits = self.model.forward(tokens, positions, cache, cache.mask(q), keep)
-        new = New(
-            positions=positions,
-            hidden=self._seam.hidden,
-            prompt=prompt,
-            first=first,
-            _slots=lambda name: cache.newest(name, q),
-            write=lambda name, values: cache.write_track(name, values, q),
-        )
+        lengths = torch.tensor([len(row.prompt) for row in rows], device=self.model.device)
+        made = PassInCache(cache, q, self._seam.queries)
+        new = New(positions, self._seam.hidden, prompt, first, lengths, self.model.shape.layers, made)
         with uninterrupted():
+            for track in self.needs.tracks:
+                made.write(track, torch.zeros((), device=self.model.device))  # slots are reused: forget old values
             self.policy.observe(new, state)
             if self.recorder:
                 self.recorder.observe(new, logits, tokens)

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
@@ -129,6 +129,8 @@ class Needs:
     ----------
     queries : int
         Rotated queries of the last so many tokens, at an eviction.
+    rows : bool
+        The attention rows of every new token, in :meth:`Policy.observe`.
     hidden : tuple of int
         Decoder blocks whose output :meth:`Policy.observe` gets.
     tracks : mapping of str to torch.dtype
@@ -136,12 +138,14 @@ class Needs:
     """
 
     queries: int = 0
+    rows: bool = False
     hidden: tuple[int, ...] = ()
     tracks: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
             max(self.queries, other.queries),
+            self.rows or other.rows,
             tuple(sorted({*self.hidden, *other.hidden})),
             {**self.tracks, **other.tracks},
         )
@@ -161,26 +165,51 @@ class New:
         The pass belongs to the prefill.
     first : bool
         The first pass of the prefill, or the first after it.
-    keys, values : ``[layers, rows, kv_heads, q, head_dim]``
-        Of the new slots, keys rotated.
-    write : callable
-        ``write(track, values)`` stores values that broadcast to ``[layers, rows, kv_heads, q]`` with the new slots.
+    prompt_lengths : int64 ``[rows]``
+    layers : int
     """
 
     positions: torch.Tensor
     hidden: dict[int, torch.Tensor]
     prompt: bool
     first: bool
-    _slots: Callable[[str], torch.Tensor]
-    write: Callable[[str, torch.Tensor], None]
+    prompt_lengths: torch.Tensor
+    layers: int
+    _pass: Pass
 
     @property
     def keys(self) -> torch.Tensor:
-        return self._slots("keys")
+        """Rotated keys of the new slots, ``[layers, rows, kv_heads, q, head_dim]``."""
+        return self._pass.newest("keys")
 
     @property
     def values(self) -> torch.Tensor:
-        return self._slots("values")
+        """Values of the new slots, ``[layers, rows, kv_heads, q, head_dim]``."""
+        return self._pass.newest("values")
+
+    def write(self, track: str, values: torch.Tensor) -> None:
+        """Store values that broadcast to ``[layers, rows, kv_heads, q]`` with the new slots, which start at 0."""
+        self._pass.write(track, values)
+
+    def track(self, name: str) -> torch.Tensor:
+        """Return a track over all slots, new ones last, ``[layers, rows, kv_heads, n]``; change it in place."""
+        return self._pass.track(name)
+
+    def rows(self, layer: int) -> torch.Tensor:
+        """Return the attention rows of the new tokens in one layer, ``[rows, heads, q, n]``, at least float32.
+
+        Recomputed from queries and keys, so that fused kernels stay on; weights of slots a query cannot see are 0.
+        """
+        return self._pass.rows(layer)
+
+
+class Pass(Protocol):
+    """What the engine lets :class:`New` reach of the cache, before the new slots are counted."""
+
+    def newest(self, name: str) -> torch.Tensor: ...
+    def write(self, track: str, values: torch.Tensor) -> None: ...
+    def track(self, name: str) -> torch.Tensor: ...
+    def rows(self, layer: int) -> torch.Tensor: ...
 
 
 @dataclass
@@ -215,6 +244,11 @@ class Slots:
     def n(self) -> int:
         """Slots held per head."""
         return self.keys.shape[-2]
+
+    @property
+    def seen(self) -> torch.Tensor:
+        """Tokens seen, int64 ``[1, rows, 1, 1]``: the newest slot of every head is the newest token."""
+        return self.positions[:1, :, :1, -1:] + 1
 
     @property
     def layers(self) -> int:

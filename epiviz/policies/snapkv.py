@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
-from epiviz import signals
+from epiviz.attention import attention_rows
 from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
 
 
@@ -27,14 +27,10 @@ def window_attention(queries, keys, query_positions, key_positions) -> torch.Ten
     -------
     ``[rows, heads, n]``: softmax over these keys alone, causal, averaged over the queries that see at least one.
     """
-    rows, heads, window, size = queries.shape
-    kv_heads = keys.shape[1]
-    queries = signals.at_least_float32(queries).view(rows, kv_heads, heads // kv_heads, window, size)
-    logits = torch.einsum("rhgwd,rhnd->rhgwn", queries, signals.at_least_float32(keys)) / size**0.5
-    seen = key_positions[:, :, None, None, :] <= query_positions[:, None, None, :, None]
-    weights = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).nan_to_num(0.0)  # NaN: saw no key
-    counted = seen.any(-1).sum(-1).clamp(min=1)
-    return (weights.sum(-2) / counted.unsqueeze(-1)).view(rows, heads, -1)
+    seen = key_positions[:, :, None, :] <= query_positions[:, None, :, None]
+    voters = seen.any(-1).sum(-1, keepdim=True).clamp(min=1)  # [rows, kv_heads, 1]
+    groups = queries.shape[1] // keys.shape[1]
+    return attention_rows(queries, keys, seen).sum(-2) / voters.repeat_interleave(groups, dim=1)
 
 
 @register("snapkv")

@@ -10,6 +10,7 @@ import torch
 
 from epiviz import policies
 from epiviz.cache import SlotCache, choose
+from epiviz.engine import PassInCache
 from epiviz.models import ModelShape
 from epiviz.policies import Budget, New, ReserveValues, Sample, Slots
 from epiviz.policies.compose import largest, standardise
@@ -144,9 +145,8 @@ def kept_decode_tokens(policy, budget, low, high, prompt=2, values=None):
         new_value = torch.tensor(value, dtype=torch.float64).view(1, 1, q, 3)
         cache.write(0, new_value, new_value)
         positions = cache.new_positions(q)
-        new = New(
-            positions, hidden, is_prompt, first, lambda n: cache.newest(n, q), lambda n, v: cache.write_track(n, v, q)
-        )
+        made = PassInCache(cache, q, {})
+        new = New(positions, hidden, is_prompt, first, torch.tensor([prompt]), 1, made)
         policy.observe(new, state)
         cache.advance(q)
 
