@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 # What a draw is for; two purposes never share numbers.
-TOKEN, SLOT, PROJECTION = range(3)
+TOKEN, SLOT, PROJECTION, LOT = range(4)
 
 
 def sample_key(tokens: Sequence[int], repeat: int = 0) -> int:
@@ -101,12 +101,13 @@ class Draws:
         ]
         return torch.tensor(keys, dtype=torch.int64, device=self.device)
 
-    def uniform(self, positions: torch.Tensor, *, per_head: bool = True) -> torch.Tensor:
+    def uniform(self, positions: torch.Tensor, *, per_head: bool = True, purpose: int = SLOT) -> torch.Tensor:
         """Return one uniform number per slot, float64, shaped like ``positions`` ``[layers, rows, kv_heads, n]``.
 
-        Without ``per_head`` a position draws the same number in every layer and head.
+        Without ``per_head`` a position draws the same number in every layer and head. Numbers of another ``purpose``
+        are independent.
         """
-        key = self._rows(SLOT)[None, :, None, None]
+        key = self._rows(purpose)[None, :, None, None]
         if per_head:
             layers, _, heads, _ = positions.shape
             key = hash_with(key, torch.arange(layers, device=self.device)[:, None, None, None])

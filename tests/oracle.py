@@ -12,6 +12,7 @@ from epiviz.engine import Row, Session, make_rows
 from epiviz.retention import Retention
 
 _VISIBLE: list[torch.Tensor] = []  # bool [layers, kv_heads, tokens, tokens] of the pass in progress
+_WEIGHTS: list[torch.Tensor] = []  # [heads, tokens, tokens] per layer of the last pass
 
 
 def _masked_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
@@ -21,6 +22,7 @@ def _masked_attention(module, query, key, value, attention_mask, scaling=None, *
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     logits = (query @ key.transpose(2, 3)) * scaling
     weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+    _WEIGHTS.append(weights[0])
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -32,7 +34,8 @@ def full_pass(model, tokens: list[int], visible: np.ndarray, positions=None) -> 
     config = model.lm.config
     before = config._attn_implementation
     positions = np.arange(len(tokens)) if positions is None else positions
-    _VISIBLE[:] = [torch.from_numpy(visible)]
+    _VISIBLE[:] = [torch.from_numpy(np.array(visible))]
+    _WEIGHTS.clear()
     config._attn_implementation = "oracle"
     try:
         with torch.inference_mode():
@@ -42,6 +45,12 @@ def full_pass(model, tokens: list[int], visible: np.ndarray, positions=None) -> 
     finally:
         config._attn_implementation = before
         _VISIBLE.clear()
+
+
+def attention_weights(model, tokens: list[int], visible: np.ndarray) -> torch.Tensor:
+    """Return the eager attention weights ``[layers, heads, tokens, tokens]`` of a masked full pass."""
+    full_pass(model, tokens, visible)
+    return torch.stack(_WEIGHTS)
 
 
 class SpySampler(Sampler):

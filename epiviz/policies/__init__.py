@@ -17,20 +17,39 @@ from epiviz.policies.base import (
 )
 from epiviz.policies.compose import ReserveValues, Sample
 from epiviz.policies.epikv import EpiKV
-from epiviz.policies.simple import Full, Random, Streaming
+from epiviz.policies.h2o import H2O
+from epiviz.policies.keys import KeyDiff, KNorm
+from epiviz.policies.lagkv import LagKV
+from epiviz.policies.lastrow import TOVA, LongFlow
+from epiviz.policies.raas import RaaS
+from epiviz.policies.rkv import RKV, RKVSimple
+from epiviz.policies.simple import Full, Random, Recency, Streaming
 from epiviz.policies.snapkv import SnapKV
-from epiviz.policies.vase import VaseDKV, vase_attnv
+from epiviz.policies.vase import CurDKV, EvictLargest, RandomReserve, VaseDKV, vase_attnv
 
 __all__ = [
+    "H2O",
+    "RKV",
+    "TOVA",
     "Budget",
     "BudgetError",
+    "CurDKV",
     "EpiKV",
+    "EvictLargest",
     "Full",
+    "KNorm",
+    "KeyDiff",
+    "LagKV",
+    "LongFlow",
     "Needs",
     "New",
     "Policy",
+    "RKVSimple",
+    "RaaS",
     "Random",
+    "RandomReserve",
     "Ranking",
+    "Recency",
     "ReserveValues",
     "ResolvedBudget",
     "Sample",

@@ -152,10 +152,14 @@ class ReserveValues(Wrapper):
         ranking = self.policy.rank(slots, state, draws)
         size = torch.stack([STATISTICS[self.statistic](values) for values in slots.values])
         size = torch.where(slots.candidates, size, -torch.inf)
-        reserved = largest(size, self.reserved(slots.budget))
-        priority = torch.where(reserved, torch.inf, ranking.priority.to(torch.float64))
-        reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=priority.device)
-        return Ranking(priority, torch.where(reserved, int(Reason.RESERVED), reason.expand(priority.shape)))
+        return reserve(ranking, largest(size, self.reserved(slots.budget)))
+
+
+def reserve(ranking: Ranking, reserved: torch.Tensor) -> Ranking:
+    """Put the slots marked in ``reserved`` above all others of a ranking."""
+    priority = torch.where(reserved, torch.inf, ranking.priority.double())
+    reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=priority.device)
+    return Ranking(priority, torch.where(reserved, int(Reason.RESERVED), reason.expand(priority.shape)))
 
 
 def largest(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from epiviz.policies.base import Policy, Ranking, Slots, register
+from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, register
 from epiviz.retention import Reason
 
 
@@ -20,13 +20,28 @@ class Full(Policy):
         return False
 
 
-@register("streaming")
+@register("recency")
 @dataclass(frozen=True)
-class Streaming(Policy):
-    """Keep the sinks and the newest tokens (StreamingLLM, arXiv 2309.17453, section 3), positions absolute."""
+class Recency(Policy):
+    """Keep the newest tokens."""
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         return Ranking(slots.positions.double())
+
+
+@register("streaming")
+@dataclass(frozen=True)
+class Streaming(Recency):
+    """Keep the sinks and the newest tokens (StreamingLLM, arXiv 2309.17453, section 3), positions absolute.
+
+    The rule is recency; what makes it work are the sinks, so a budget without any is an error.
+    """
+
+    def check(self, budget, shape) -> None:
+        if not budget.sinks:
+            raise BudgetError(
+                "streaming keeps attention sinks, but the budget has sinks=0; set sinks=4 or use 'recency'"
+            )
 
 
 @register("random")

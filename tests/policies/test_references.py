@@ -7,12 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from stepper import Stepper
 
 from epiviz import policies
-from epiviz.cache import SlotCache, choose
-from epiviz.engine import PassInCache
-from epiviz.models import ModelShape
-from epiviz.policies import Budget, New, ReserveValues, Sample, Slots
+from epiviz.cache import choose
+from epiviz.policies import Budget, ReserveValues, Sample, Slots
 from epiviz.policies.compose import largest, standardise
 from epiviz.retention import Reason
 
@@ -131,43 +130,12 @@ VALUES = [[1, 1, 1], [0, 9, 0], [0, 1, 0], [5, 5, 5], [0, 0, 2], [0, 0, 0], [0, 
 
 def kept_decode_tokens(policy, budget, low, high, prompt=2, values=None):
     """Step a policy over given displacements, one eviction per overflow; yield the kept decode tokens after each."""
-    shape = ModelShape(layers=1, heads=1, kv_heads=1, head_dim=3, hidden=1)
-    cache = SlotCache(shape, 1, budget.peak, torch.float64, torch.device("cpu"), {"score": torch.float32})
-    state = {}
-    levels = {1: 0.0, 2: 0.0}
-
-    def feed(q, moves, is_prompt, first, value):
-        hidden = {}
-        for layer, steps in moves.items():
-            path = levels[layer] + np.cumsum(steps)
-            levels[layer] = float(path[-1])
-            hidden[layer] = torch.tensor(path, dtype=torch.float64)[None, :, None]
-        new_value = torch.tensor(value, dtype=torch.float64).view(1, 1, q, 3)
-        cache.write(0, new_value, new_value)
-        positions = cache.new_positions(q)
-        made = PassInCache(cache, q, {})
-        new = New(positions, hidden, is_prompt, first, torch.tensor([prompt]), 1, made)
-        policy.observe(new, state)
-        cache.advance(q)
-
-    feed(prompt, {1: [0.0] * prompt, 2: [0.0] * prompt}, True, True, [[0, 0, 0]] * prompt)
+    stepper = Stepper(policy, budget)
+    stepper.feed(prompt, moves={1: [0.0] * prompt, 2: [0.0] * prompt})
     values = values or [[0, 0, 0]] * len(low)
-    for t, (a, b, value) in enumerate(zip(low, high, values, strict=True)):
-        feed(1, {1: [float(a)], 2: [float(b)]}, False, t == 0, [value])
-        held = cache.held[0]
-        if held > budget.total:
-            slot = torch.arange(held)
-            view = Slots(
-                **{name: cache.slots([0], held)[name] for name in ("keys", "values")},
-                positions=cache.tracks["position"][..., :held],
-                candidates=((slot >= budget.front) & (slot < held - budget.recent))[None, None, None],
-                budget=budget,
-                tracks={"score": cache.tracks["score"][..., :held]},
-            )
-            ranking = policy.rank(view, state, None)
-            keep, _ = choose(ranking.priority.expand(1, 1, 1, held), budget.front, budget.recent, budget.total)
-            cache.evict([0], keep, torch.zeros_like(keep, dtype=torch.uint8))
-        yield {p - prompt for p in cache.tracks["position"][0, 0, 0, : cache.held[0]].tolist() if p >= prompt}
+    for a, b, value in zip(low, high, values, strict=True):
+        stepper.feed(1, moves={1: [float(a)], 2: [float(b)]}, values=[value])
+        yield {p - prompt for p in stepper.positions() if p >= prompt}
 
 
 def budget(total, recent, prompt):
