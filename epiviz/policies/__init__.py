@@ -15,8 +15,9 @@ from epiviz.policies.base import (
     names,
     register,
 )
+from epiviz.policies.channels import EpiKVLag, EpiKVLagKey, KeyVariance, ValueVariance
 from epiviz.policies.compose import ReserveValues, Sample
-from epiviz.policies.epikv import EpiKV
+from epiviz.policies.epikv import EpiKV, EpiKVBand, EpiKVMean
 from epiviz.policies.h2o import H2O
 from epiviz.policies.keys import KeyDiff, KNorm
 from epiviz.policies.lagkv import LagKV
@@ -35,10 +36,15 @@ __all__ = [
     "BudgetError",
     "CurDKV",
     "EpiKV",
+    "EpiKVBand",
+    "EpiKVLag",
+    "EpiKVLagKey",
+    "EpiKVMean",
     "EvictLargest",
     "Full",
     "KNorm",
     "KeyDiff",
+    "KeyVariance",
     "LagKV",
     "LongFlow",
     "Needs",
@@ -58,6 +64,7 @@ __all__ = [
     "State",
     "Streaming",
     "UnknownPolicyError",
+    "ValueVariance",
     "VaseDKV",
     "get",
     "names",

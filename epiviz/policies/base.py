@@ -166,7 +166,8 @@ class New:
     first : bool
         The first pass of the prefill, or the first after it.
     prompt_lengths : int64 ``[rows]``
-    layers : int
+    depth : int
+        Decoder blocks of the model.
     """
 
     positions: torch.Tensor
@@ -174,7 +175,7 @@ class New:
     prompt: bool
     first: bool
     prompt_lengths: torch.Tensor
-    layers: int
+    depth: int
     _pass: Pass
 
     @property

@@ -46,7 +46,7 @@ class H2O(Policy):
         kept = self.decay if self.accumulate == "decay" else 1.0
         # The newest query's weights count fully, the one before it has been decayed once, …
         weight = kept ** torch.arange(q - 1, -1, -1, device=mass.device, dtype=torch.float64)
-        for layer in range(new.layers):
+        for layer in range(mass.shape[0]):
             received = group_sum(new.rows(layer), mass.shape[2])  # [rows, kv_heads, q, n]
             total = torch.einsum("rhqn,q->rhn", received, weight.to(received.dtype))
             mass[layer].mul_(kept**q).add_(total)

@@ -42,7 +42,7 @@ class RaaS(Policy):
         if new.prompt:
             return
         stamp, generated = new.track("stamp"), new.track("generated")
-        for layer in range(new.layers):
+        for layer in range(stamp.shape[0]):
             attention = group_mean(new.rows(layer), stamp.shape[2])  # [rows, kv_heads, q, n]
             active = in_upper_share(attention, generated[layer, :, :, None] & (attention > 0), self.share)
             step = torch.where(active, new.positions[:, None, :, None], -1).amax(2)

@@ -50,7 +50,7 @@ class Stepper:
             made.write(track, torch.zeros(()))
         first = prompt or self.passes == 1
         self.policy.observe(
-            New(self.cache.new_positions(q), hidden, prompt, first, torch.tensor([self.prompt]), 1, made), self.state
+            New(self.cache.new_positions(q), hidden, prompt, first, torch.tensor([self.prompt]), 4, made), self.state
         )
         self.passes += 1
         self.cache.advance(q)

@@ -1,0 +1,198 @@
+"""EpiKV's attention-free siblings (arXiv 2606.26472, section 3): statistics over the channels of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from epiviz import signals
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
+
+SCOPES = {"global": (0, 2), "layer": (2,), "head": ()}  # axes of [layers, rows, kv_heads, q] that are averaged
+
+
+def average(x: torch.Tensor, scope: str) -> torch.Tensor:
+    """Average ``[layers, rows, kv_heads, …]`` over what the scope shares; the axes stay, with length 1."""
+    return x.mean(dim=SCOPES[scope], keepdim=True) if SCOPES[scope] else x
+
+
+@dataclass(frozen=True)
+class ChannelPolicy(Policy):
+    """Base of the policies whose score is a statistic of keys and values.
+
+    Parameters
+    ----------
+    scope : {"global", "layer", "head"}
+        One score for all heads (the paper's), one per layer, or one per layer and KV head.
+    """
+
+    scope: str = "global"
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+
+    def needs(self, shape) -> Needs:
+        return Needs(tracks={"score": torch.float32})
+
+    def rank(self, slots: Slots, state, draws) -> Ranking:
+        return Ranking(slots.tracks["score"])
+
+
+@dataclass(frozen=True)
+class VariancePolicy(ChannelPolicy):
+    """Rolling mean of the variance over channels of each new key or value, frozen when the token enters.
+
+    Parameters
+    ----------
+    scope : {"global", "layer", "head"}
+    window : int
+        Trailing values of the rolling mean; it starts empty at the prompt's and at the generated part's first token.
+    """
+
+    window: int = signals.WINDOW
+
+    def variance(self, new: New) -> torch.Tensor:
+        raise NotImplementedError
+
+    def observe(self, new: New, state: State) -> None:
+        x = average(self.variance(new), self.scope).transpose(0, 1)  # rows first: state is kept per row
+        history = None if new.first else state["window"]
+        new.write("score", signals.rolling_mean(x, self.window, history).transpose(0, 1))
+        state["window"] = signals.rolling_windows(x, self.window, history)[..., -1, 1:]
+
+
+@register("key-variance")
+@dataclass(frozen=True)
+class KeyVariance(VariancePolicy):
+    """Keep the tokens whose keys (rotated, as cached) have the largest variance over channels ("kv-key")."""
+
+    def variance(self, new):
+        return signals.channel_variance(new.keys)
+
+
+@register("value-variance")
+@dataclass(frozen=True)
+class ValueVariance(VariancePolicy):
+    """Keep the tokens whose values have the largest variance over channels ("kv-val")."""
+
+    def variance(self, new):
+        return signals.channel_variance(new.values)
+
+
+@dataclass(frozen=True)
+class LagPolicy(ChannelPolicy):
+    """LagKV made causal: a chunk is measured on the scale of the chunk before it ("lag-kv").
+
+    Each channel of a chunk of ``chunk`` tokens is normalised with minimum and maximum of the previous chunk; a
+    token's score is the standard deviation over channels. The first chunk has no previous one.
+
+    Parameters
+    ----------
+    scope : {"global", "layer", "head"}
+    chunk : int
+    frozen : bool
+        Scores are computed once, over positions, as the paper says. Not frozen, they are computed again at each
+        eviction over the slots that are left, whose chunk borders drift, as the public code does.
+    layers_first : bool
+        Average keys and values over layers before any statistic, as the public code does.
+    first_chunk : {"own", "raw"}
+        Normalise the first chunk with its own minimum and maximum, or take the raw standard deviation, as the public
+        code does; raw values are on another scale than all later ones. A frozen first chunk only knows the tokens so
+        far.
+
+    Notes
+    -----
+    The public code is ``frozen=False, layers_first=True, first_chunk="raw"``.
+    """
+
+    chunk: int = 128
+    frozen: bool = True
+    layers_first: bool = False
+    first_chunk: str = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk < 2:
+            raise ValueError(f"chunk must be at least 2, got {self.chunk}")
+        if self.first_chunk not in ("own", "raw"):
+            raise ValueError(f"first_chunk must be 'own' or 'raw', got {self.first_chunk!r}")
+
+    def tensors(self, source: New | Slots) -> dict[str, torch.Tensor]:
+        """The cached tensors ``[layers, rows, kv_heads, tokens, head_dim]`` that are measured."""
+        raise NotImplementedError
+
+    def observe(self, new: New, state: State) -> None:
+        if not self.frozen:
+            return
+        total = 0.0
+        for name, x in self.tensors(new).items():
+            x = signals.at_least_float32(x)
+            x = x.mean(0, keepdim=True) if self.layers_first else x
+            total = total + self._frozen_score(name, x, new.positions, state)
+        new.write("score", average(total, self.scope))
+
+    def _frozen_score(self, name: str, x: torch.Tensor, positions: torch.Tensor, state: State) -> torch.Tensor:
+        """Score tokens one by one, carrying the minimum and maximum of the running and of the previous chunk."""
+        now, before = (state.get(f"{name}-{chunk}") for chunk in ("now", "before"))
+        if now is None:
+            empty = torch.stack([x[:, :, :, 0] + torch.inf, x[:, :, :, 0] - torch.inf]).movedim(2, 0)
+            now, before = empty, empty.clone()
+        scores = []
+        for t in range(x.shape[3]):
+            token = x[:, :, :, t].transpose(0, 1)  # [rows, layers, kv_heads, head_dim]
+            starts = (positions[:, t] % self.chunk == 0)[:, None, None, None, None]
+            blank = torch.stack([token + torch.inf, token - torch.inf], dim=1)
+            before, now = torch.where(starts, now, before), torch.where(starts, blank, now)
+            now = torch.stack([torch.minimum(now[:, 0], token), torch.maximum(now[:, 1], token)], dim=1)
+            first = (positions[:, t] < self.chunk)[:, None, None, None, None]
+            scores.append(self._spread(token, torch.where(first, now, before), first[:, 0]))
+        state[f"{name}-now"], state[f"{name}-before"] = now, before
+        return torch.stack(scores, dim=-1).transpose(0, 1)
+
+    def _spread(self, token: torch.Tensor, bounds: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        low, high = bounds[:, 0], bounds[:, 1]
+        scaled = (token - low) / (high - low + 1e-9)
+        return torch.where(first & (self.first_chunk == "raw"), token, scaled).std(-1)
+
+    def rank(self, slots: Slots, state, draws) -> Ranking:
+        if self.frozen:
+            return super().rank(slots, state, draws)
+        total = 0.0
+        for x in self.tensors(slots).values():
+            layers = [x.float().mean(0)] if self.layers_first else x
+            total = total + torch.stack([self._chunked_score(signals.at_least_float32(layer)) for layer in layers])
+        return Ranking(average(total, self.scope))
+
+    def _chunked_score(self, x: torch.Tensor) -> torch.Tensor:
+        """Score the slots of one layer ``[rows, kv_heads, n, head_dim]`` in chunks of their present order."""
+        chunks = x.split(self.chunk, dim=2)
+        scores = [chunks[0].std(-1)] if self.first_chunk == "raw" else [lag_spread(chunks[0], chunks[0])]
+        scores += [lag_spread(chunk, before) for before, chunk in pairwise(chunks)]
+        return torch.cat(scores, dim=-1)
+
+
+def lag_spread(chunk: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return the standard deviation over channels after normalising with the reference chunk's minimum and maximum."""
+    low, high = torch.aminmax(reference, dim=-2, keepdim=True)
+    return ((chunk - low) / (high - low + 1e-9)).std(-1)
+
+
+@register("epikv-lag")
+@dataclass(frozen=True)
+class EpiKVLag(LagPolicy):
+    """Causal LagKV of keys plus values: the row that the paper's summary credits to EpiKV uses no hidden states."""
+
+    def tensors(self, source):
+        return {"keys": source.keys, "values": source.values}
+
+
+@register("epikv-lag-key")
+@dataclass(frozen=True)
+class EpiKVLagKey(LagPolicy):
+    """Causal LagKV of keys alone."""
+
+    def tensors(self, source):
+        return {"keys": source.keys}
