@@ -1,14 +1,45 @@
-"""epiviz: which key-value pairs may a reasoning model forget, and what happens when it does?"""
+"""epiviz: which key-value pairs may a reasoning model forget, and what happens when it does?
 
-from epiviz import policies, signals
-from epiviz.decode import Run, generate
-from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
-from epiviz.policies import Budget, BudgetError, UnknownPolicyError
-from epiviz.results import collect, save_results
-from epiviz.retention import Reason, Retention
-from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
+Names are imported when they are first used: torch and transformers take seconds, which reading a table of results or
+asking the command line for help need not pay.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from epiviz import policies, signals
+    from epiviz.decode import Run, generate
+    from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
+    from epiviz.policies import Budget, BudgetError, UnknownPolicyError
+    from epiviz.results import collect, save_results
+    from epiviz.retention import Reason, Retention
+    from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
+    from epiviz.widgets import TraceReader
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Budget": "policies",
+    "BudgetError": "policies",
+    "ForeignTraceError": "trace",
+    "Model": "models",
+    "ModelNotFoundError": "models",
+    "Reason": "retention",
+    "Retention": "retention",
+    "Run": "decode",
+    "Trace": "trace",
+    "TraceFileError": "trace",
+    "TraceReader": "widgets",
+    "UnknownPolicyError": "policies",
+    "UnsupportedModelError": "models",
+    "collect": "results",
+    "generate": "decode",
+    "load": "models",
+    "record": "trace",
+    "save_results": "results",
+}
+_MODULES = {"plots", "policies", "signals", "stats"}
 
 __all__ = [
     "Budget",
@@ -35,9 +66,12 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    # Widgets are imported when they are asked for: sweeps and tests on bare kernels need none.
-    if name == "TraceReader":
-        from epiviz.widgets import TraceReader
-
-        return TraceReader
+    if name in _HOME:
+        return getattr(import_module(f"epiviz.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return import_module(f"epiviz.{name}")
     raise AttributeError(f"module 'epiviz' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_MODULES})

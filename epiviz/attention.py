@@ -44,7 +44,8 @@ class RecentQueries:
 
     @classmethod
     def empty(cls, shape, rows: int, window: int, dtype, device) -> RecentQueries:
-        queries = torch.zeros(shape.layers, rows, shape.heads, window, shape.head_dim, dtype=dtype, device=device)
+        layers = len(shape.evicts)
+        queries = torch.zeros(layers, rows, shape.heads, window, shape.head_dim, dtype=dtype, device=device)
         return cls(queries, torch.full((rows, window), -1, device=device))
 
     @property
@@ -117,8 +118,16 @@ class Seam:
         self.recent: RecentQueries | None = None
         self.hidden: dict[int, torch.Tensor] = {}
 
-    def watch(self, layer: int, query: torch.Tensor) -> None:
-        """Take a look at the rotated queries ``[rows, heads, q, head_dim]`` on their way to the backend."""
+    def watch(self, module, query: torch.Tensor, scaling: float | None) -> None:
+        """Take a look at the rotated queries ``[rows, heads, q, head_dim]`` on their way to the backend.
+
+        They are kept on the scale at which logits are ``q · k / √head_dim``; few models use another one.
+        """
+        evicts = self.cache.shape.evicts
+        if module.layer_idx not in evicts or not (self.keep_queries or self.recent is not None):
+            return
+        layer, usual = evicts.index(module.layer_idx), query.shape[-1] ** -0.5
+        query = query if scaling in (None, usual) else query * (scaling / usual)
         if self.recent is not None:
             self.recent.write(layer, query)
         if self.keep_queries:
@@ -184,7 +193,7 @@ def _make_seam(backend: str):
     def attend(module, query, key, value, attention_mask, **kwargs):
         seam = _ACTIVE.get()
         if seam is not None:
-            seam.watch(module.layer_idx, query)
+            seam.watch(module, query, kwargs.get("scaling"))
         if backend == "eager":
             return _eager(module, query, key, value, attention_mask, **kwargs)
         if seam is not None and backend.startswith("flash_attention"):

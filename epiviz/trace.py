@@ -174,7 +174,7 @@ class Recorder:
         hidden = torch.stack([new.hidden[layer][0] for layer in self.needs.hidden])
         self._add("displacement", signals.displacement(hidden, self._previous))
         self._previous = hidden[:, -1]
-        self._add("value_range", signals.value_range(new.values[:, 0]))
+        self._add("value_range", signals.value_range(new.values_of_every_layer[:, 0]))
         log_p = torch.log_softmax(signals.at_least_float32(logits[0]), dim=-1)
         unknown = torch.full_like(log_p[:1], torch.nan) if self._next is None else self._next
         before = torch.cat([unknown, log_p[:-1]])

@@ -1,5 +1,6 @@
 import json
 import sys
+import time
 
 import nbformat
 import pytest
@@ -62,7 +63,7 @@ def test_a_run_leaves_notebook_page_results_and_manifest(project):
     assert run.error is None
     assert not run.reused
     assert run.finding == "Twice the budget is 64."
-    assert run.parameters == {"budget": 32, "seed": 0, "out_dir": str(project / "out")}
+    assert run.parameters == {"budget": 32, "seed": 0, "out_dir": "../out"}
     assert run.outputs == ["executed.html", "executed.ipynb", "finding.json", "results.parquet"]
     assert outputs_of(run).split() == [sys.executable, "notebooks", "32", "0"]
 
@@ -70,7 +71,7 @@ def test_a_run_leaves_notebook_page_results_and_manifest(project):
     assert stored["status"] == "done"
     assert {"python", "torch", "transformers", "epiviz"} <= set(stored["versions"])
     assert stored["started"] <= stored["finished"]
-    assert str(project) not in json.dumps({**stored, "parameters": None, "notebook": None})
+    assert str(project) not in json.dumps({**stored, "notebook": None})
     assert Manifest.load(run.folder) == run
 
 
@@ -80,6 +81,7 @@ def test_the_page_needs_no_network(project):
     page = (run.folder / "executed.html").read_text()
     assert "<b>shown</b>" in page
     assert "budget" in page
+    assert str(project) not in page
     for reference in ('src="http', "src='http", 'src=""', 'href="http', "cdnjs", "unpkg", "@import"):
         assert reference not in page, reference
 
@@ -151,6 +153,12 @@ def test_a_folder_of_somebody_else_is_left_alone(project):
         with pytest.raises(FileExistsError, match="not the manifest of a run"):
             runs.execute(notebook, {}, project / "site", force=force)
     assert [path.name for path in (project / "site").iterdir()] == ["manifest.json"]
+
+
+def test_a_long_cell_shows_signs_of_life(capsys):
+    with runs._signs_of_life("07_long", every=0.05):
+        time.sleep(0.3)
+    assert "  07_long: still running after 0 s\n" in capsys.readouterr().err
 
 
 def test_a_cell_that_takes_too_long_fails(project):

@@ -188,6 +188,11 @@ class New:
         """Values of the new slots, ``[layers, rows, kv_heads, q, head_dim]``."""
         return self._pass.newest("values")
 
+    @property
+    def values_of_every_layer(self) -> torch.Tensor:
+        """Values of the new slots in all layers, the sliding ones of hybrid models included."""
+        return self._pass.newest("values", every_layer=True)
+
     def write(self, track: str, values: torch.Tensor) -> None:
         """Store values that broadcast to ``[layers, rows, kv_heads, q]`` with the new slots, which start at 0."""
         self._pass.write(track, values)
@@ -207,7 +212,7 @@ class New:
 class Pass(Protocol):
     """What the engine lets :class:`New` reach of the cache, before the new slots are counted."""
 
-    def newest(self, name: str) -> torch.Tensor: ...
+    def newest(self, name: str, every_layer: bool = False) -> torch.Tensor: ...
     def write(self, track: str, values: torch.Tensor) -> None: ...
     def track(self, name: str) -> torch.Tensor: ...
     def rows(self, layer: int) -> torch.Tensor: ...

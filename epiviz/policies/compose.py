@@ -89,7 +89,7 @@ class Sample(Wrapper):
         inner = self.policy.rank(slots, state, draws).priority.double()
         log_weight = inner.log() if self.policy.weights else standardise(inner, slots.candidates)
         race = log_weight / self.temperature + draws.gumbel(slots.positions)
-        lowest = torch.finfo(race.dtype).min
+        lowest = torch.finfo(torch.float32).min
         return Ranking(torch.where(log_weight == -torch.inf, lowest, race), Reason.SAMPLED)
 
 
@@ -163,8 +163,8 @@ def reserve(ranking: Ranking, reserved: torch.Tensor) -> Ranking:
 
 
 def largest(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Mark the ``count`` largest along the last axis, bool like ``x``; of equal ones the later (newer) win."""
-    order = newest_first_order(x)[..., :count]
+    """Mark the ``count`` largest along the last axis, bool like ``x``; of equal ones (in float32) the newer win."""
+    order = newest_first_order(x.float())[..., :count]
     return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order, True)
 
 
