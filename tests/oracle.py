@@ -47,6 +47,15 @@ def full_pass(model, tokens: list[int], visible: np.ndarray, positions=None) -> 
         _VISIBLE.clear()
 
 
+def within_windows(model, visible: np.ndarray) -> np.ndarray:
+    """Return the masks with those of sliding layers cut to their window."""
+    visible = visible.copy()
+    token = np.arange(visible.shape[-1])
+    for layer in model.shape.slides:
+        visible[layer] &= token[:, None] - token < model.shape.window
+    return visible
+
+
 def attention_weights(model, tokens: list[int], visible: np.ndarray) -> torch.Tensor:
     """Return the eager attention weights ``[layers, heads, tokens, tokens]`` of a masked full pass."""
     full_pass(model, tokens, visible)
@@ -76,6 +85,6 @@ def deviation(model, row: Row, retention: Retention | None = None, positions=Non
     retention = retention or row.retention
     fed = row.prompt + row.tokens[:-1]
     assert retention.tokens == len(fed)
-    logits = full_pass(model, fed, retention.visible(), positions)
+    logits = full_pass(model, fed, within_windows(model, retention.visible()), positions)
     mine = torch.stack(row.logits)
     return (logits[len(row.prompt) - 1 :] - mine).abs().max().item()

@@ -45,6 +45,20 @@ def test_evicting_cache_equals_masked_full_pass(policy, architecture, heads, kv_
         assert row.meter.peak_slots <= 48
 
 
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "phi3", "smollm3", "gemma3"])
+@pytest.mark.parametrize("policy", ["random", "epikv", "vase-attnv", "h2o", "rkv", "epikv-lag"])
+def test_other_architectures(policy, architecture, kind):
+    """The hybrid's sliding layers keep their window and never evict; its norms round to float32."""
+    model = tiny_model(architecture)
+    for row in evicting_run(model, prompts(kind), policy, BUDGET, 80):
+        assert deviation(model, row) <= (1e-4 if architecture == "gemma3" else 1e-9)
+        assert row.retention.events >= 3
+        evicted = (row.retention.death < row.retention.events).any(axis=(1, 2))
+        assert evicted.tolist() == [architecture != "gemma3" or layer in (1, 3) for layer in range(4)]
+        assert row.retention.evicts == ((1, 3) if architecture == "gemma3" else (0, 1, 2, 3))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_float32_stays_within_rounding(policy):
     model = tiny_model("qwen3", 4, 2, torch.float32)

@@ -9,6 +9,23 @@ import torch
 import epiviz as ev
 
 VOCABULARY = 97
+WINDOW = 24  # of the hybrid model's sliding layers
+_CONFIGS = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "phi3": ("Phi3Config", {}),
+    "smollm3": ("SmolLM3Config", {}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 40,  # not head_dim: logits on a scale of their own
+        },
+    ),
+}
 
 
 @functools.cache
@@ -16,7 +33,8 @@ def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, d
     """A small random model; its norms keep float64, where the library's would round to float32."""
     import transformers
 
-    config = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[architecture](
+    kind, own = _CONFIGS[architecture]
+    config = getattr(transformers, kind)(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
@@ -29,13 +47,14 @@ def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, d
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        **own,
     )
     torch.manual_seed(7)
     lm = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     lm = lm.to(dtype)
     for module in list(lm.modules()):
         for name, child in module.named_children():
-            if type(child).__name__.endswith("RMSNorm"):
+            if hasattr(child, "variance_epsilon"):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=dtype)
                 norm.weight.data.copy_(child.weight.data)
                 setattr(module, name, norm)
