@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -261,5 +262,6 @@ def _to_run(model: Model, policy: Policy, row: Row, seed: int) -> Run:
 
 
 def progress_bar(total: int, label: str, show: bool) -> tqdm:
-    """A bar that appears only if the work takes more than three seconds."""
-    return tqdm(total=total, desc=label, unit="token", disable=not show, delay=3, mininterval=0.5, leave=False)
+    """A bar that appears only if the work takes more than three seconds; ``EPIVIZ_PROGRESS=off`` hides all."""
+    hidden = not show or os.environ.get("EPIVIZ_PROGRESS") == "off"
+    return tqdm(total=total, desc=label, unit="token", disable=hidden, delay=3, mininterval=0.5, leave=False)

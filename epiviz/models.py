@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -269,7 +271,8 @@ def load(
             f"positions and one key-value cache per layer: {', '.join(SUPPORTED)}"
         )
     try:
-        lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention, **kwargs)
+        with _without_progress_bars():  # of a local read; a download shows its own
+            lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention, **kwargs)
         tokenizer = AutoTokenizer.from_pretrained(source)
     except OSError as error:
         raise ModelNotFoundError(
@@ -380,6 +383,20 @@ def _choose_attention(device: torch.device, dtype: torch.dtype) -> str:
     half = dtype in (torch.float16, torch.bfloat16)
     flash = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
     return "flash_attention_2" if flash else "sdpa"
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Silence the bar transformers draws while it reads weights."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

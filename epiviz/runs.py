@@ -269,6 +269,7 @@ def _kernel_environment() -> Iterator[None]:
         "JUPYTER_PREFER_ENV_PATH": "1",  # this interpreter's kernel, not one that the user installed elsewhere
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures are shown, whatever the caller draws with
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "EPIVIZ_PROGRESS": "off",  # bars freeze in an executed notebook; the run itself says that it is alive
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
     }
     before = {name: os.environ.get(name) for name in wanted}
