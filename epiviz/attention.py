@@ -19,6 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from epiviz.models import Model
+from epiviz.positions import Rotary
 from epiviz.signals import at_least_float32
 
 PREFIX = "epiviz-"
@@ -68,6 +69,13 @@ class RecentQueries:
         last = positions[:, -self.window :]
         self.positions.index_copy_(1, self._places(last.shape[1]), last)
         self._next += last.shape[1]
+
+    def rotate(self, rows, by: int, rotary: Rotary) -> None:
+        """Rotate the queries of some rows further by ``by`` positions."""
+        by = torch.tensor(by, device=self.positions.device)
+        for layer, rotates in enumerate(rotary.layers):
+            if rotates:
+                self.queries[layer, list(rows)] = rotary.rotate(self.queries[layer, list(rows)], by)
 
     def select_rows(self, rows) -> None:
         index = torch.tensor(list(rows), device=self.positions.device)

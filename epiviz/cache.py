@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from epiviz.models import ModelShape
+from epiviz.positions import Rotary
 from epiviz.retention import Reason
 
 
@@ -106,6 +107,9 @@ class SlotCache(Cache):
         Of keys and values.
     tracks : mapping of str to torch.dtype
         Values kept per slot for the policy; they move with the slots.
+    rotary : Rotary, optional
+        Rotate kept keys to their slot at every eviction. Each time this starts from the key as it was written: rotating
+        a rounded key again and again would leave its slow channels behind (in bfloat16 they do not move at all).
 
     Attributes
     ----------
@@ -126,6 +130,7 @@ class SlotCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
         tracks: Mapping[str, torch.dtype] | None = None,
+        rotary: Rotary | None = None,
     ):
         self.shape = shape
         self.windows = Windows(shape, rows, dtype, device) if shape.slides else None
@@ -137,7 +142,11 @@ class SlotCache(Cache):
         # Zeros, not empty memory: masked slots still enter the matrix product, and 0 · NaN would be NaN.
         self.keys = torch.zeros(*size, shape.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
+        self.rotary = rotary
+        self.written_keys = torch.zeros_like(self.keys) if rotary else None
         kinds = {"position": torch.int64, "reason": torch.uint8, **(tracks or {})}
+        if rotary:
+            kinds["rotary"] = torch.int64
         self.tracks = {name: torch.zeros(size, dtype=kind, device=device) for name, kind in kinds.items()}
         self._reset_counts([0] * rows, [0] * rows)
 
@@ -170,6 +179,10 @@ class SlotCache(Cache):
         """Return the absolute positions of the next ``q`` tokens, int64 ``[rows, q]``."""
         return self.seen_on_device[:, None] + torch.arange(q, device=self.keys.device)
 
+    def next_slots(self, q: int) -> torch.Tensor:
+        """Return the slots that the next ``q`` tokens will take, int64 ``[rows, q]``."""
+        return self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
+
     def mask(self, q: int) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """Return what ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``; for hybrid models, per layer type.
 
@@ -196,6 +209,8 @@ class SlotCache(Cache):
             raise RuntimeError(f"the cache holds {max(self.held)} of {self.capacity} slots and cannot take {q} more")
         self._put(self.keys[layer], keys, q)
         self._put(self.values[layer], values, q)
+        if self.written_keys is not None:
+            self._put(self.written_keys[layer], keys, q)
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def _put(self, slots: torch.Tensor, new: torch.Tensor, q: int) -> None:
@@ -204,13 +219,10 @@ class SlotCache(Cache):
         if self.even:
             slots.narrow(dim, self.held[0], q).copy_(new)
         else:
-            index = self._new_slots(q)[:, None, :]  # [rows, 1, q]
+            index = self.next_slots(q)[:, None, :]  # [rows, 1, q]
             index = index[..., None] if slots.ndim == 4 else index
             shape = slots.narrow(dim, 0, q).shape
             slots.scatter_(dim, index.expand(shape), new.expand(shape))
-
-    def _new_slots(self, q: int) -> torch.Tensor:
-        return self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
 
     def write_track(self, name: str, values: torch.Tensor, q: int) -> None:
         """Store values that broadcast to ``[layers, rows, kv_heads, q]`` with the ``q`` newest tokens."""
@@ -220,7 +232,7 @@ class SlotCache(Cache):
         if self.even:
             track.narrow(3, self.held[0], q).copy_(values)
         else:
-            track.scatter_(3, self._new_slots(q)[:, None, :].expand(shape), values)
+            track.scatter_(3, self.next_slots(q)[:, None, :].expand(shape), values)
 
     def newest(self, name: str, q: int, every_layer: bool = False) -> torch.Tensor:
         """Return keys or values of the ``q`` tokens just written, ``[layers, rows, kv_heads, q, head_dim]``.
@@ -234,7 +246,7 @@ class SlotCache(Cache):
         storage = getattr(self, name)
         if self.even:
             return storage.narrow(3, self.held[0], q)
-        index = self._new_slots(q)[:, None, :, None]
+        index = self.next_slots(q)[:, None, :, None]
         return storage.gather(3, index.expand(*storage.shape[:3], q, storage.shape[4]))
 
     def advance(self, q: int) -> None:
@@ -242,6 +254,8 @@ class SlotCache(Cache):
         if self.windows is not None:
             self.windows.advance(self.new_positions(q))
         self.write_track("position", self.new_positions(q)[:, None, :], q)
+        if self.rotary is not None:
+            self.write_track("rotary", self.next_slots(q)[:, None, :], q)
         self.write_track("reason", torch.zeros((), device=self.keys.device), q)  # slots are reused: forget old reasons
         self.seen = [seen + q for seen in self.seen]
         self.held = [held + q for held in self.held]
@@ -265,12 +279,26 @@ class SlotCache(Cache):
         source = self._flat(rows, keep)
         target = self._flat(rows, torch.arange(kept, device=keep.device).expand_as(keep))
         for layer in range(self.keys.shape[0]):  # one layer at a time: the copy in between stays small
-            for slots in (self.keys[layer], self.values[layer], *(track[layer] for track in self.tracks.values())):
+            for slots in (*(x[layer] for x in self._stores()), *(track[layer] for track in self.tracks.values())):
                 flat = slots.flatten(0, 2)
                 flat.index_copy_(0, target[layer], flat.index_select(0, source[layer]))
             self.tracks["reason"][layer].flatten().index_copy_(0, target[layer], reason[layer].flatten())
+        if self.rotary is not None:
+            self._rotate_to_slots(list(rows), kept)
         held = [kept if row in set(rows) else held for row, held in enumerate(self.held)]
         self._reset_counts(self.seen, held)
+
+    def _stores(self) -> list[torch.Tensor]:
+        """The tensors ``[layers, rows, kv_heads, capacity, head_dim]`` that move with the slots."""
+        return [self.keys, self.values, *([self.written_keys] if self.written_keys is not None else [])]
+
+    def _rotate_to_slots(self, rows: list[int], kept: int) -> None:
+        slot = torch.arange(kept, device=self.keys.device)
+        for layer, rotates in enumerate(self.rotary.layers):
+            if rotates:
+                by = slot - self.tracks["rotary"][layer, rows, :, :kept]
+                written = self.written_keys[layer, rows, :, :kept]
+                self.keys[layer, rows, :, :kept] = self.rotary.rotate(written, by)
 
     def _flat(self, rows: Sequence[int], slots: torch.Tensor) -> torch.Tensor:
         """Turn slot numbers ``[layers, rows, kv_heads, k]`` into indices of each layer's flattened storage."""
@@ -284,7 +312,7 @@ class SlotCache(Cache):
     def copy_row(self, row: int, source: SlotCache) -> None:
         """Take over the only row of another cache as row ``row``."""
         held = source.held[0]
-        for mine, other in [(self.keys, source.keys), (self.values, source.values)]:
+        for mine, other in zip(self._stores(), source._stores(), strict=True):
             mine[:, row, :, :held] = other[:, 0, :, :held]
         for name, track in self.tracks.items():
             track[:, row, :, :held] = source.tracks[name][:, 0, :, :held]
@@ -299,6 +327,8 @@ class SlotCache(Cache):
         index = torch.tensor(list(rows), device=self.keys.device)
         self.keys = self.keys.index_select(1, index)
         self.values = self.values.index_select(1, index)
+        if self.written_keys is not None:
+            self.written_keys = self.written_keys.index_select(1, index)
         self.tracks = {name: track.index_select(1, index) for name, track in self.tracks.items()}
         if self.windows is not None:
             self.windows.select_rows(index)
@@ -321,7 +351,8 @@ class SlotCache(Cache):
     @property
     def track_bytes(self) -> int:
         """Bytes of everything kept per slot beside keys and values, of one row."""
-        return sum(track[:, :1].numel() * track.element_size() for track in self.tracks.values())
+        extra = [*self.tracks.values(), *self._stores()[2:]]
+        return sum(x[:, :1].numel() * x.element_size() for x in extra)
 
 
 def choose(priority: torch.Tensor, front: int, recent: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,6 +39,7 @@ class Run:
         Printed names.
     budget : ResolvedBudget or None
     seed : int
+    positions : str
     """
 
     tokens: list[int]
@@ -51,6 +52,7 @@ class Run:
     model: str
     budget: ResolvedBudget | None
     seed: int
+    positions: str = "absolute"
 
     @property
     def prompt_length(self) -> int:
@@ -121,6 +123,7 @@ def generate(
     max_new_tokens: int = 512,
     seed: int = 0,
     *,
+    positions: str = "absolute",
     sampling: str | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -143,6 +146,8 @@ def generate(
     max_new_tokens : int
     seed : int
         Keys every draw of the policy and of the sampling.
+    positions : {"absolute", "cache-relative", "rerotated"}
+        What new tokens and kept keys are rotated by; see :mod:`epiviz.positions`.
     sampling : {"greedy", "model"}, optional
         Greedy by default; "model" takes the model's generation config. ``temperature``, ``top_p`` and ``top_k``
         override either.
@@ -172,10 +177,10 @@ def generate(
     batch = is_batch(prompt)
     prompts = [model.encode(one, raw=raw) for one in (prompt if batch else [prompt])]
     rows = make_rows(prompts, policy, budget, max_new_tokens)
-    session = Session(model, policy, rows, max_new_tokens, seed)
+    session = Session(model, policy, rows, max_new_tokens, seed, positions)
     with session, progress_bar(max_new_tokens, policy.label, progress) as bar:
         decode(session, sampler, stop_on_loop=stop_on_loop, stop=stop, bar=bar)
-    runs = [_to_run(model, policy, row, seed) for row in rows]
+    runs = [_to_run(session, row) for row in rows]
     return runs if batch else runs[0]
 
 
@@ -254,10 +259,20 @@ def is_batch(prompt) -> bool:
     return isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (dict, int, np.integer))
 
 
-def _to_run(model: Model, policy: Policy, row: Row, seed: int) -> Run:
-    spans = None if model.tokenizer is None else token_spans(model.tokenizer, row.prompt + row.tokens)
+def _to_run(session: Session, row: Row) -> Run:
+    tokenizer = session.model.tokenizer
     return Run(
-        row.tokens, row.status, row.retention, row.meter, row.prompt, spans, policy.label, model.name, row.budget, seed
+        tokens=row.tokens,
+        status=row.status,
+        retention=row.retention,
+        meter=row.meter,
+        prompt_tokens=row.prompt,
+        spans=None if tokenizer is None else token_spans(tokenizer, row.prompt + row.tokens),
+        policy=session.policy.label,
+        model=session.model.name,
+        budget=row.budget,
+        seed=session.seed,
+        positions=session.positions,
     )
 
 

@@ -17,6 +17,7 @@ from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
 from epiviz.models import Model, ModelShape
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
+from epiviz.positions import Rotary, check
 from epiviz.retention import Retention
 
 PREFILL_BLOCK = 512  # tokens per forward pass of a prompt: bounds what a block's scores and logits take
@@ -63,6 +64,7 @@ class Row:
     status: str | None = None
     # Per event: tokens seen when it fired, positions and reasons of the slots that left, [layers, kv_heads, k].
     events: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    rotary: list[int] = field(default_factory=list)  # the position each token was rotated by
     prefill_peak: int = 0
     peak: int = 0
     held_sum: int = 0
@@ -123,11 +125,23 @@ class Session:
     new_tokens : int
         At most so many tokens follow a prompt.
     seed : int
+    positions : {"absolute", "cache-relative", "rerotated"}
     recorder : object, optional
         ``needs`` (a :class:`Needs`) and ``observe(new, logits, tokens)``, called after each pass with all its logits.
     """
 
-    def __init__(self, model: Model, policy: Policy, rows: list[Row], new_tokens: int, seed: int, recorder=None):
+    def __init__(
+        self,
+        model: Model,
+        policy: Policy,
+        rows: list[Row],
+        new_tokens: int,
+        seed: int,
+        positions: str = "absolute",
+        recorder=None,
+    ):
+        self.positions = check(positions)
+        self.rotary = Rotary.of(model) if positions == "rerotated" else None
         self.model, self.policy, self.rows, self.seed, self.recorder = model, policy, list(rows), seed, recorder
         self.new_tokens = new_tokens
         needs = policy.needs(model.shape)
@@ -212,7 +226,8 @@ class Session:
         positions = cache.new_positions(q)
         with self._seam.watching(cache, ring):
             keep = 0 if self.recorder else (1 if prompt else q)
-            logits = self.model.forward(tokens, positions, cache, cache.mask(q), keep)
+            rotary = positions if self.positions == "absolute" else cache.next_slots(q)
+            logits = self.model.forward(tokens, rotary, cache, cache.mask(q), keep)
         lengths = torch.tensor([len(row.prompt) for row in rows], device=self.model.device)
         made = PassInCache(cache, q, self._seam.queries)
         new = New(positions, self._seam.hidden, prompt, first, lengths, self.model.shape.layers, made)
@@ -225,6 +240,9 @@ class Session:
             cache.advance(q)
             if ring is not None:
                 ring.advance(positions)
+            for row, seen, held in zip(rows, cache.seen, cache.held, strict=True):
+                end = seen if self.positions == "absolute" else held
+                row.rotary.extend(range(end - q, end))
         return logits
 
     def _capacity(self, row: Row) -> int:
@@ -232,7 +250,8 @@ class Session:
         return min(row.budget.peak, longest) if self.policy.bounded else longest
 
     def _new_cache(self, rows: int, capacity: int) -> SlotCache:
-        return SlotCache(self.model.shape, rows, capacity, self.model.dtype, self.model.device, self.needs.tracks)
+        shape, dtype, device = self.model.shape, self.model.dtype, self.model.device
+        return SlotCache(shape, rows, capacity, dtype, device, self.needs.tracks, self.rotary)
 
     def _new_ring(self) -> RecentQueries | None:
         if not self.needs.queries:
@@ -288,6 +307,9 @@ class Session:
         shield = protection(positions.gather(3, keep), seen, budget)
         left = positions.gather(3, gone), named["reason"].gather(3, gone)
         cache.evict(indices, keep, torch.where(shield > 0, shield, kept_reason))
+        if self.rotary is not None and ring is not None:
+            # The newest tokens have all moved by as much, and their queries move along.
+            ring.rotate(indices, keep.shape[-1] - n, self.rotary)
         for row, i in enumerate(indices):
             where, why = (x[:, row].to("cpu", non_blocking=True) for x in left)
             rows[row].events.append((cache.seen[i], where, why))
@@ -332,7 +354,8 @@ class Session:
             np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
         steps = np.array([seen for seen, _, _ in events], dtype=np.int64)
         death, reason = (spread(x, shape, never) for x, never in ((death, len(events)), (reason, 0)))
-        row.retention = Retention(steps, death, reason, len(row.prompt), shape.evicts)
+        rotary = None if self.positions == "absolute" else np.array(row.rotary[:seen], dtype=np.int64)
+        row.retention = Retention(steps, death, reason, len(row.prompt), shape.evicts, rotary)
         mean = row.held_sum / row.steps if row.steps else float(row.peak)
         row.meter = Meter(
             mean_slots=mean,

@@ -44,6 +44,8 @@ class Retention:
     evicts : tuple of int
         The layers that evict. In hybrid models the sliding layers keep their window and are not listed; their rows
         of ``death`` are all "never".
+    positions : int64 ``[tokens]``, optional
+        The rotary position each token was fed at; None: its index.
     """
 
     event_steps: np.ndarray
@@ -51,6 +53,7 @@ class Retention:
     reason: np.ndarray
     prompt_length: int
     evicts: tuple[int, ...] = field(default=())
+    positions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.death.ndim != 3 or self.death.shape != self.reason.shape:
@@ -121,8 +124,11 @@ class Retention:
         from safetensors.numpy import save_file
 
         header = {"prompt_length": self.prompt_length, "evicts": list(self.evicts)}
+        arrays = {"event_steps": self.event_steps, "death": self.death, "reason": self.reason}
+        if self.positions is not None:
+            arrays["positions"] = self.positions
         save_file(
-            {"event_steps": self.event_steps, "death": self.death, "reason": self.reason},
+            arrays,
             str(path),
             metadata={"epiviz_retention": json.dumps(header)},
         )
@@ -137,5 +143,5 @@ class Retention:
             if "epiviz_retention" not in metadata:
                 raise ValueError(f"{path} is not an eviction history of epiviz; write one with Retention.save")
             header = json.loads(metadata["epiviz_retention"])
-            arrays = {name: file.get_tensor(name) for name in ("event_steps", "death", "reason")}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
         return cls(prompt_length=header["prompt_length"], evicts=tuple(header["evicts"]), **arrays)

@@ -250,7 +250,7 @@ def record(
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     rows = make_rows([prompt_ids], policy, None, new_tokens)
     recorder = Recorder(model.shape.layers)
-    session = Session(model, policy, rows, new_tokens, seed, recorder)
+    session = Session(model, policy, rows, new_tokens, seed, recorder=recorder)
     with session, progress_bar(new_tokens, "recording", progress) as bar:
         if reads:
             status = _read(session, given, bar)

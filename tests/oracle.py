@@ -33,7 +33,7 @@ def full_pass(model, tokens: list[int], visible: np.ndarray, positions=None) -> 
     """Return the logits ``[tokens, vocabulary]`` of one pass without any cache, under a mask per layer and head."""
     config = model.lm.config
     before = config._attn_implementation
-    positions = np.arange(len(tokens)) if positions is None else positions
+    positions = np.arange(len(tokens)) if positions is None else np.asarray(positions)
     _VISIBLE[:] = [torch.from_numpy(np.array(visible))]
     _WEIGHTS.clear()
     config._attn_implementation = "oracle"
@@ -71,11 +71,11 @@ class SpySampler(Sampler):
         return super().draw(logits, seed, rows)
 
 
-def evicting_run(model, prompts, policy, budget, new_tokens, seed=0) -> list[Row]:
+def evicting_run(model, prompts, policy, budget, new_tokens, seed=0, positions="absolute") -> list[Row]:
     """Generate greedily through the engine; the rows carry ``logits`` beside tokens, retention and meter."""
     policy = policies.get(policy)
     rows = make_rows(prompts, policy, budget, new_tokens)
-    with Session(model, policy, rows, new_tokens, seed) as session:
+    with Session(model, policy, rows, new_tokens, seed, positions) as session:
         decode(session, SpySampler())
     return rows
 
@@ -83,6 +83,7 @@ def evicting_run(model, prompts, policy, budget, new_tokens, seed=0) -> list[Row
 def deviation(model, row: Row, retention: Retention | None = None, positions=None) -> float:
     """Return the largest difference between a row's logits and the oracle's, over all generated tokens."""
     retention = retention or row.retention
+    positions = retention.positions if positions is None else positions
     fed = row.prompt + row.tokens[:-1]
     assert retention.tokens == len(fed)
     logits = full_pass(model, fed, within_windows(model, retention.visible()), positions)

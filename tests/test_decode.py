@@ -188,7 +188,7 @@ def run_scores(model, prompt, tokens, budget, layers):
 
     policy = policies.get("epikv")
     rows = engine.make_rows([prompt], policy, budget, len(tokens))
-    with engine.Session(model, policy, rows, len(tokens), 0, Watch()) as session:
+    with engine.Session(model, policy, rows, len(tokens), 0, recorder=Watch()) as session:
         session.prefill()
         for token in tokens[:-1]:
             session.feed(torch.tensor([[token]]))
