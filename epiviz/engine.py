@@ -75,13 +75,13 @@ class Row:
 
 def make_rows(prompts: list[list[int]], policy: Policy, budget: Budget | None, new_tokens: int) -> list[Row]:
     """Return one row per prompt, its budget resolved."""
-    if policy.bounded and not isinstance(budget, Budget):
+    if policy.evicts and not isinstance(budget, Budget):
         raise BudgetError(
             f"policy {policy.label!r} needs a budget, got {budget!r}; pass epiviz.Budget(total=…), or policy='full'"
         )
     keys = draws.sample_keys(prompts)
     return [
-        Row(prompt, key, budget.resolve(len(prompt), new_tokens) if policy.bounded else None)
+        Row(prompt, key, budget.resolve(len(prompt), new_tokens) if policy.evicts else None)
         for prompt, key in zip(prompts, keys, strict=True)
     ]
 
@@ -151,7 +151,7 @@ class Session:
         self.recent: RecentQueries | None = None
         self._nan = torch.zeros((), dtype=torch.bool, device=model.device)
         for row in rows:
-            if policy.bounded:
+            if policy.evicts:
                 policy.check(row.budget, model.shape)
         self._stack = ExitStack()
 
@@ -180,7 +180,7 @@ class Session:
             logits.append(out[:, -1])
             row.prefill_peak = cache.held[0]
             with uninterrupted():
-                if self.policy.bounded and cache.held[0] > row.budget.total:
+                if self.policy.evicts and self.policy.due_after_prompt(cache.seen[0], cache.held[0], row.budget):
                     self._evict([row], [0], cache, ring, state)
                 row.peak = cache.held[0]
                 joined.copy_row(index, cache)
@@ -214,7 +214,7 @@ class Session:
     def room(self) -> int:
         """Tokens that may be fed at once: up to the next event of any row, or the end of the cache."""
         room = self.cache.capacity - max(self.cache.held)
-        if self.policy.bounded:
+        if self.policy.evicts:
             for row, seen, held in zip(self.rows, self.cache.seen, self.cache.held, strict=True):
                 steps = range(1, room + 1)
                 room = next((q for q in steps if self.policy.due(seen + q, held + q, row.budget)), room)
@@ -261,13 +261,13 @@ class Session:
     # -- eviction ------------------------------------------------------------------------------------------------------
 
     def _evict_due(self) -> None:
-        if not self.policy.bounded:
+        if not self.policy.evicts:
             return
         alike: dict[tuple, list[int]] = defaultdict(list)  # rows that hold and keep equally many evict together
         for index, row in enumerate(self.rows):
             seen, held = self.cache.seen[index], self.cache.held[index]
-            if held > row.budget.total and self.policy.due(seen, held, row.budget):
-                alike[held, row.budget].append(index)
+            if self.policy.due(seen, held, row.budget):
+                alike[held, row.budget, index if self.policy.underfills else 0].append(index)
         for indices in alike.values():
             self._evict([self.rows[i] for i in indices], indices, self.cache, self.recent, self.state)
 
@@ -300,7 +300,8 @@ class Session:
         # float32 for float64 models too: equal tokens have equal values in layer 0, and rounding must not break ties.
         priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()
-        keep, gone = choose(priority, budget.front, budget.recent, budget.total)
+        total = min(budget.total, n) if not self.policy.underfills else self._filled(priority, budget)
+        keep, gone = choose(priority, min(budget.front, n), budget.recent, total)
         seen = torch.tensor([cache.seen[i] for i in indices], device=self.model.device)[None, :, None, None]
         kept_reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=self.model.device)
         kept_reason = kept_reason.expand(positions.shape).gather(3, keep)
@@ -313,6 +314,20 @@ class Session:
         for row, i in enumerate(indices):
             where, why = (x[:, row].to("cpu", non_blocking=True) for x in left)
             rows[row].events.append((cache.seen[i], where, why))
+
+    def _filled(self, priority: torch.Tensor, budget: ResolvedBudget) -> int:
+        """Count the slots that an underfilling policy keeps; the host has to know, so this waits for the device."""
+        n = priority.shape[-1]
+        slot = torch.arange(n, device=priority.device)
+        kept = (priority > -torch.inf) | (slot < budget.front) | (slot >= n - budget.recent)
+        counts = kept.sum(-1)
+        low, high = int(counts.min()), int(counts.max())
+        if low != high:
+            raise ValueError(
+                f"policy {self.policy.label!r} keeps {low} slots in one head and {high} in another; all heads of a "
+                "sequence must keep equally many"
+            )
+        return min(low, budget.total)
 
     # -- the end of rows -------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from epiviz.results import write_atomically
+
 
 class Reason(IntEnum):
     """Why a slot was kept at the last eviction it survived."""
@@ -127,11 +129,8 @@ class Retention:
         arrays = {"event_steps": self.event_steps, "death": self.death, "reason": self.reason}
         if self.positions is not None:
             arrays["positions"] = self.positions
-        save_file(
-            arrays,
-            str(path),
-            metadata={"epiviz_retention": json.dumps(header)},
-        )
+        metadata = {"epiviz_retention": json.dumps(header)}
+        write_atomically(Path(path), lambda temporary: save_file(arrays, str(temporary), metadata=metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> Retention:

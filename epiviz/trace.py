@@ -18,6 +18,7 @@ from epiviz.decode import Sampler, decode, progress_bar
 from epiviz.engine import Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Needs, New
+from epiviz.results import write_atomically
 from epiviz.text import Spans, fingerprint, token_spans
 
 FORMAT = 1
@@ -103,13 +104,9 @@ class Trace:
             "offsets": self.spans.offsets,
             "partial": self.spans.partial,
         }
-        temporary = path.with_name(path.name + ".part")
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-            str(temporary),
-            metadata={"epiviz": json.dumps(header)},
-        )
-        temporary.replace(path)
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        metadata = {"epiviz": json.dumps(header)}
+        write_atomically(path, lambda temporary: save_file(arrays, str(temporary), metadata=metadata))
         return path
 
     @classmethod

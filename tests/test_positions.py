@@ -119,9 +119,7 @@ def test_no_drift_over_a_thousand_evictions(dtype, limit):
             cache.write(layer, new, new)
         cache.advance(1)
         if cache.held[0] == 21:
-            keep = torch.tensor([0, *range(2, 21)]).expand(
-                4, 1, 2, 20
-            )  # the second oldest goes
+            keep = torch.tensor([0, *range(2, 21)]).expand(4, 1, 2, 20)  # the second oldest goes
             cache.evict([0], keep, torch.zeros_like(keep, dtype=torch.uint8))
     kept = [0, *range(1001, 1020)]
     expected = rotary.rotate(keys[:, :, kept], torch.arange(20))

@@ -20,12 +20,13 @@ from epiviz.policies.compose import ReserveValues, Sample
 from epiviz.policies.epikv import EpiKV, EpiKVBand, EpiKVMean
 from epiviz.policies.h2o import H2O
 from epiviz.policies.keys import KeyDiff, KNorm
-from epiviz.policies.lagkv import LagKV
+from epiviz.policies.lagkv import LagKV, LagKVRatio
 from epiviz.policies.lastrow import TOVA, LongFlow
 from epiviz.policies.raas import RaaS
 from epiviz.policies.rkv import RKV, RKVSimple
+from epiviz.policies.segments import EpiKVSeg, SegmentHS, ThinKVTertiles
 from epiviz.policies.simple import Full, Random, Recency, Streaming
-from epiviz.policies.snapkv import SnapKV
+from epiviz.policies.snapkv import SnapKV, SnapKVPrefill
 from epiviz.policies.vase import CurDKV, EvictLargest, RandomReserve, VaseDKV, vase_attnv
 
 __all__ = [
@@ -40,12 +41,14 @@ __all__ = [
     "EpiKVLag",
     "EpiKVLagKey",
     "EpiKVMean",
+    "EpiKVSeg",
     "EvictLargest",
     "Full",
     "KNorm",
     "KeyDiff",
     "KeyVariance",
     "LagKV",
+    "LagKVRatio",
     "LongFlow",
     "Needs",
     "New",
@@ -59,10 +62,13 @@ __all__ = [
     "ReserveValues",
     "ResolvedBudget",
     "Sample",
+    "SegmentHS",
     "Slots",
     "SnapKV",
+    "SnapKVPrefill",
     "State",
     "Streaming",
+    "ThinKVTertiles",
     "UnknownPolicyError",
     "ValueVariance",
     "VaseDKV",

@@ -281,7 +281,9 @@ class Policy:
     """Base of all policies: frozen dataclasses whose fields are the method's parameters."""
 
     name: ClassVar[str] = ""
-    bounded: ClassVar[bool] = True  # False: never evicts, and says so in the meter
+    evicts: ClassVar[bool] = True  # False: keeps everything
+    bounded: ClassVar[bool] = True  # False: memory grows with the text, and the meter says so
+    underfills: ClassVar[bool] = False  # True: a priority of −∞ drops a slot even if there is room
     weights: ClassVar[bool] = False  # True: priorities are non-negative weights that can be sampled from
 
     @property
@@ -306,6 +308,10 @@ class Policy:
     def due(self, seen: int, held: int, budget: ResolvedBudget) -> bool:
         """Tell whether a row evicts now, from the tokens it has seen and the slots it holds."""
         return held >= budget.peak
+
+    def due_after_prompt(self, seen: int, held: int, budget: ResolvedBudget) -> bool:
+        """Tell whether the prompt is cut right after the prefill (event 0)."""
+        return held > budget.total
 
     def with_parameters(self, **parameters) -> Policy:
         """Return a copy with other parameters; unknown ones raise TypeError with the nearest name."""

@@ -35,8 +35,16 @@ class Wrapper(Policy):
         raise NotImplementedError(f"{type(self).__name__} must say how it prints")
 
     @property
+    def evicts(self) -> bool:
+        return self.policy.evicts
+
+    @property
     def bounded(self) -> bool:
         return self.policy.bounded
+
+    @property
+    def underfills(self) -> bool:
+        return self.policy.underfills
 
     @property
     def weights(self) -> bool:
@@ -53,6 +61,9 @@ class Wrapper(Policy):
 
     def due(self, seen, held, budget) -> bool:
         return self.policy.due(seen, held, budget)
+
+    def due_after_prompt(self, seen, held, budget) -> bool:
+        return self.policy.due_after_prompt(seen, held, budget)
 
     def with_parameters(self, **parameters) -> Policy:
         known = [f.name for f in fields(self) if f.name not in ("policy", "title")]
@@ -172,3 +183,10 @@ def newest_first_order(priority: torch.Tensor) -> torch.Tensor:
     """Return the indices of the last axis by descending priority, later indices first among equals."""
     n = priority.shape[-1]
     return n - 1 - priority.flip(-1).argsort(dim=-1, descending=True, stable=True)
+
+
+def rank_from_top(scores: torch.Tensor) -> torch.Tensor:
+    """Return each entry's place in descending order along the last axis, the later first among equals."""
+    order = newest_first_order(scores)
+    place = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, place)

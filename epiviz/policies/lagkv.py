@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from epiviz.policies.base import Policy, Ranking, Slots, register
+from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, register
+from epiviz.policies.compose import rank_from_top
 from epiviz.signals import at_least_float32
 
 
@@ -57,3 +59,71 @@ def lag_score(parts: torch.Tensor, epsilon: float = 1e-9) -> torch.Tensor:
     low, high = torch.aminmax(parts[:, :, 1:], dim=3, keepdim=True)
     scaled = (parts[:, :, :-1] - low) / (high - low + epsilon)
     return scaled.std(-1).softmax(-1)
+
+
+@register("lagkv-ratio")
+@dataclass(frozen=True)
+class LagKVRatio(LagKV):
+    """LagKV as published: every partition is cut once to a share of itself, when the next one is complete (section 3).
+
+    Memory grows with the text, at that share. The budget's ``total`` is not used; its sinks (16 in the paper) are
+    where the partitions start.
+
+    Parameters
+    ----------
+    lag : int
+        Tokens per partition.
+    ratio : float
+        Share of a partition that stays.
+    """
+
+    bounded: ClassVar[bool] = False
+    underfills: ClassVar[bool] = True
+
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio <= 1 or round(self.ratio * self.lag) < 1:
+            raise ValueError(f"ratio must keep at least one of {self.lag} slots and at most all, got {self.ratio}")
+
+    @property
+    def kept(self) -> int:
+        """Slots that stay of a partition."""
+        return max(1, round(self.ratio * self.lag))
+
+    def check(self, budget, shape) -> None:
+        if budget.recent >= 2 * self.lag:
+            raise BudgetError(
+                f"{budget.recent} recent tokens would protect partitions of {self.lag} that are due; lower recent "
+                f"below {2 * self.lag}"
+            )
+
+    def waiting(self, seen: int, held: int, budget) -> int:
+        """Return how many complete partitions, each with a complete next one, are not cut yet."""
+        if self.kept == self.lag:
+            return 0
+        cut = (seen - held) // (self.lag - self.kept)
+        return max(0, (seen - budget.front) // self.lag - 1 - cut)
+
+    def due(self, seen, held, budget) -> bool:
+        return self.waiting(seen, held, budget) > 0
+
+    def due_after_prompt(self, seen, held, budget) -> bool:
+        return self.due(seen, held, budget)
+
+    def rank(self, slots: Slots, state, draws) -> Ranking:
+        seen = int(slots.seen[0, 0, 0, 0])
+        waiting = self.waiting(seen, slots.n, slots.budget)
+        cut = (seen - slots.n) // (self.lag - self.kept)
+        start = slots.budget.front + cut * self.kept
+        stop = start + waiting * self.lag
+        priority = torch.ones(slots.positions.shape, dtype=torch.float32, device=slots.keys.device)
+        for layer in range(slots.layers):
+            parts = [
+                x[layer, :, :, start : stop + self.lag].unflatten(2, (-1, self.lag)) for x in (slots.keys, slots.values)
+            ]
+            score = sum(lag_score(part) for part in parts)
+            place = rank_from_top(score)
+            priority[layer, :, :, start:stop] = torch.where(place < self.kept, score.float(), -torch.inf).flatten(2)
+        return Ranking(priority)

@@ -14,10 +14,8 @@ from epiviz.retention import Reason
 class Full(Policy):
     """Keep everything; the reference. Its budget is None and its memory grows with the text."""
 
+    evicts: ClassVar[bool] = False
     bounded: ClassVar[bool] = False
-
-    def due(self, seen, held, budget) -> bool:
-        return False
 
 
 @register("recency")

@@ -78,3 +78,17 @@ class SnapKV(Policy):
         )
         pooled = functional.avg_pool1d(weights, self.pool, stride=1, padding=self.pool // 2)
         return pooled.unflatten(1, (keys.shape[1], -1)).mean(2)
+
+
+@register("snapkv-prefill")
+@dataclass(frozen=True)
+class SnapKVPrefill(SnapKV):
+    """SnapKV as published: the prompt is cut once to the budget, nothing is evicted while decoding (section 4).
+
+    Memory grows with the generated text.
+    """
+
+    bounded: ClassVar[bool] = False
+
+    def due(self, seen, held, budget) -> bool:
+        return False
