@@ -15,7 +15,7 @@ study: $(READY) ## run every notebook into runs/study and print the findings (PR
 	$(BIN)/epiviz study --profile $(PROFILE) $(ARGS)
 
 lab: $(READY) ## open JupyterLab on the first notebook (LAB_ARGS="--no-browser --port 8889")
-	$(BIN)/jupyter lab notebooks/01_first_look.ipynb $(LAB_ARGS)
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/01_first_look.ipynb $(LAB_ARGS)
 
 test: $(READY) ## run all tests (TEST_ARGS="-k retention")
 	$(BIN)/python -m pytest $(TEST_ARGS)
