@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study lab test clean
+.PHONY: help study lab test figures clean
 
 help: ## show this list
 	@echo "epiviz: make TARGET"
@@ -19,6 +19,9 @@ lab: $(READY) ## open JupyterLab on the first notebook (LAB_ARGS="--no-browser -
 
 test: $(READY) ## run all tests (TEST_ARGS="-k retention")
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+figures: $(READY) ## take the README's pictures again
+	$(BIN)/python docs/make_figures.py
 
 clean: ## remove the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
