@@ -17,7 +17,7 @@ from epiviz.policies.base import (
 )
 from epiviz.policies.channels import EpiKVLag, EpiKVLagKey, KeyVariance, ValueVariance
 from epiviz.policies.compose import ReserveValues, Sample
-from epiviz.policies.epikv import EpiKV, EpiKVBand, EpiKVMean
+from epiviz.policies.epikv import EpiKV, EpiKVAttention, EpiKVBand, EpiKVMean
 from epiviz.policies.h2o import H2O
 from epiviz.policies.keys import KeyDiff, KNorm
 from epiviz.policies.lagkv import LagKV, LagKVRatio
@@ -37,6 +37,7 @@ __all__ = [
     "BudgetError",
     "CurDKV",
     "EpiKV",
+    "EpiKVAttention",
     "EpiKVBand",
     "EpiKVLag",
     "EpiKVLagKey",

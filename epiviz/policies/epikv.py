@@ -12,6 +12,8 @@ import torch
 
 from epiviz import signals
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
+from epiviz.policies.channels import SCOPES, average
+from epiviz.policies.h2o import H2O
 
 
 @dataclass(frozen=True)
@@ -125,3 +127,49 @@ class EpiKVBand(HiddenStatePolicy):
         z = signals.causal_zscore(moves, self.window, history)
         low, high = self.weights_of_bands
         return low * z[:, 0] - high * z[:, 1]
+
+
+@register("epikv-attn")
+@dataclass(frozen=True)
+class EpiKVAttention(HiddenStatePolicy):
+    """Keep the highest sum of cumulative attention and z_low, each scaled to 0 … 1 ("attn × HS", EpiKV, section 4).
+
+    The paper's table calls it a product; its code adds. Attention is H2O's sum over all queries so far.
+
+    Parameters
+    ----------
+    layers : as above
+        Only the first is used.
+    window : int
+    scope : {"global", "layer", "head"}
+        What the cumulative attention is averaged over; the paper uses one score for all heads.
+    """
+
+    scope: str = "global"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+
+    def needs(self, shape) -> Needs:
+        return super().needs(shape) | H2O().needs(shape)
+
+    def observe(self, new: New, state: State) -> None:
+        super().observe(new, state)
+        H2O().observe(new, state)
+
+    def score(self, moves, history):
+        return signals.causal_zscore(moves, self.window, history)[:, 0]
+
+    def rank(self, slots: Slots, state, draws) -> Ranking:
+        mass = average(slots.tracks["mass"], self.scope)
+        score = average(slots.tracks["score"], self.scope)
+        return Ranking(min_max(mass, slots.candidates) + min_max(score, slots.candidates))
+
+
+def min_max(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Scale ``x`` so that the counted entries of the last axis span 0 … 1."""
+    low = torch.where(counted, x, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(counted, x, -torch.inf).amax(-1, keepdim=True)
+    return (x - low) / (high - low + 1e-9)

@@ -155,6 +155,22 @@ def test_frozen_scores_are_the_offline_top(name):
             assert set(np.flatnonzero(alive[layer, head])) == expected
 
 
+def test_attention_plus_hidden_states_adds_two_scaled_scores():
+    policy = policies.get("epikv-attn", layers=(1, 2))
+    stepper = Stepper(policy, Budget(200, 0, 2, 1).resolve(1, 100))
+    random = np.random.default_rng(0)
+    stepper.feed(1, moves={1: [0.0], 2: [0.0]}, rows=[[1.0]])
+    low, rows = random.uniform(0, 9, 20), [random.dirichlet(np.ones(n + 2)) for n in range(20)]
+    for step in range(20):
+        stepper.feed(1, moves={1: [low[step]], 2: [0.0]}, rows=rows[step][None])
+    mass = np.array([sum(row[slot] for row in rows if slot < len(row)) + (slot == 0) for slot in range(21)])
+    z = np.r_[0.0, signals.causal_zscore(torch.from_numpy(low)).numpy()]
+    inside = slice(0, 19)  # the two newest are protected
+    expected = sum((x - x[inside].min()) / (x[inside].max() - x[inside].min() + 1e-9) for x in (mass, z))
+    found = policy.rank(stepper.slots(), {}, None).priority[0, 0, 0]
+    assert found.numpy() == pytest.approx(expected, abs=1e-4)
+
+
 def test_constant_channels_stay_finite():
     x = torch.zeros(1, 1, 1, 40, 8)
     slots = policies.Slots(x, x, torch.arange(40).expand(1, 1, 1, 40), None, None, {})
