@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from epiviz.decode import Run, generate
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
     from epiviz.policies import Budget, BudgetError, UnknownPolicyError
+    from epiviz.replays import Replay, replay
     from epiviz.results import collect, save_results
     from epiviz.retention import Reason, Retention
     from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
@@ -26,6 +27,7 @@ _HOME = {
     "Model": "models",
     "ModelNotFoundError": "models",
     "Reason": "retention",
+    "Replay": "replays",
     "Retention": "retention",
     "Run": "decode",
     "Trace": "trace",
@@ -37,6 +39,7 @@ _HOME = {
     "generate": "decode",
     "load": "models",
     "record": "trace",
+    "replay": "replays",
     "save_results": "results",
 }
 _MODULES = {"plots", "policies", "signals", "stats"}
@@ -48,6 +51,7 @@ __all__ = [
     "Model",
     "ModelNotFoundError",
     "Reason",
+    "Replay",
     "Retention",
     "Run",
     "Trace",
@@ -60,6 +64,7 @@ __all__ = [
     "load",
     "policies",
     "record",
+    "replay",
     "save_results",
     "signals",
 ]

@@ -1,0 +1,130 @@
+"""Replay: exactly what stepping would keep, and what it does to the predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracle import full_pass
+from tiny import random_prompt, tiny_model
+
+import epiviz as ev
+from epiviz import engine, policies
+
+POLICIES = [name for name in policies.names() if name != "full"]
+
+
+@pytest.fixture(scope="module", params=[12, 70], ids=["short prompt", "long prompt"])
+def recorded(request):
+    model = tiny_model("qwen3")
+    return model, ev.record(model, random_prompt(request.param), tokens=random_prompt(150, 9), progress=False)
+
+
+def stepped(model, trace, policy, budget):
+    """The retention of feeding a trace token by token."""
+    policy = policies.get(policy)
+    prompt, rest = trace.tokens[: trace.prompt_length].tolist(), trace.tokens[trace.prompt_length : -1]
+    rows = engine.make_rows([prompt], policy, budget, len(rest) + 1)
+    with engine.Session(model, policy, rows, len(rest) + 1, 0) as session:
+        session.prefill()
+        for token in rest:
+            session.feed(torch.tensor([[int(token)]]))
+        session.finish(session.rows)
+    return rows[0].retention
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replay_keeps_what_stepping_keeps_and_predicts_what_the_oracle_predicts(recorded, policy):
+    model, trace = recorded
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=16)
+    found = ev.replay(model, trace, policy, budget, progress=False)
+    slow = stepped(model, trace, policy, budget)
+    assert np.array_equal(found.retention.death, slow.death)
+    assert np.array_equal(found.retention.reason, slow.reason)
+    assert np.array_equal(found.retention.event_steps, slow.event_steps)
+    logits = full_pass(model, trace.tokens[:-1].tolist(), found.retention.visible())
+    log_p = logits[trace.prompt_length - 1 :].log_softmax(-1)
+    nll = -log_p.gather(1, torch.from_numpy(trace.tokens[trace.prompt_length :])[:, None])[:, 0]
+    assert found.nll[found.predicted] == pytest.approx(nll.numpy(), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("buffer", [1, 64])
+@pytest.mark.parametrize("policy", ["random", "epikv", "vase-attnv", "vase-dkv", "h2o"])
+def test_any_buffer(recorded, policy, buffer):
+    model, trace = recorded
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=buffer)
+    found = ev.replay(model, trace, policy, budget, progress=False)
+    assert np.array_equal(found.retention.death, stepped(model, trace, policy, budget).death)
+
+
+def test_the_full_cache_agrees_with_itself_and_with_the_recording(recorded):
+    model, trace = recorded
+    found = ev.replay(model, trace, progress=False)
+    assert found.retention.events == 0 and found.budget is None
+    assert found.kl[found.predicted] == pytest.approx(0, abs=1e-9)
+    assert found.top1_agreement == 1 and found.first_divergence is None
+    assert found.nll_increase == pytest.approx(0, abs=1e-9)
+    assert found.full_nll[found.predicted] == pytest.approx(trace.surprisal[found.predicted], rel=1e-4)
+    assert np.isnan(found.nll[: trace.prompt_length]).all()
+
+
+def test_measures_by_hand(recorded):
+    model, trace = recorded
+    found = ev.replay(model, trace, "streaming", ev.Budget(40, sinks=2, recent=8, buffer=16), progress=False)
+    causal = np.broadcast_to(np.tril(np.ones((len(trace) - 1,) * 2, dtype=bool)), found.retention.visible().shape)
+    ids = trace.tokens[:-1].tolist()
+    evicted, full = (
+        full_pass(model, ids, mask)[trace.prompt_length - 1 :] for mask in (found.retention.visible(), causal)
+    )
+    p, q = full.softmax(-1), evicted.softmax(-1)
+    assert found.kl[found.predicted] == pytest.approx((p * (p / q).log()).sum(-1).numpy(), rel=1e-4, abs=1e-6)
+    agrees = (full.argmax(-1) == evicted.argmax(-1)).numpy()
+    assert np.array_equal(found.agrees[found.predicted], agrees)
+    assert found.first_divergence == trace.prompt_length + int(np.flatnonzero(~agrees)[0])
+    top = full.topk(2).values
+    assert found.margin[found.predicted] == pytest.approx((top[:, 0] - top[:, 1]).numpy(), rel=1e-4, abs=1e-6)
+    assert (found.kl[found.predicted] >= -1e-9).all()
+
+
+def test_replaying_a_greedy_run_keeps_what_the_run_kept():
+    model = tiny_model("qwen3")
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=8)
+    run = ev.generate(model, random_prompt(30), "vase-attnv", budget, 100, seed=4, progress=False)
+    trace = ev.record(model, random_prompt(30), tokens=run.tokens, progress=False)
+    found = ev.replay(model, trace, "vase-attnv", budget, seed=4, progress=False)
+    assert np.array_equal(found.retention.death, run.retention.death)
+    assert found.meter == run.meter
+
+
+def test_replay_with_other_positions(recorded):
+    model, trace = recorded
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=16)
+    increase = {
+        mode: ev.replay(model, trace, "random", budget, positions=mode, progress=False).nll_increase
+        for mode in ("absolute", "cache-relative", "rerotated")
+    }
+    assert len(set(increase.values())) == 3
+
+
+def test_foreign_and_empty_traces(recorded, synthetic_trace, smollm2):
+    model, trace = recorded
+    with pytest.raises(ev.ForeignTraceError):
+        ev.replay(smollm2, synthetic_trace)
+    with pytest.raises(ValueError, match="none after them to predict"):
+        ev.replay(model, ev.record(model, tokens=[5], progress=False))
+    with pytest.raises(ev.BudgetError, match="needs a budget"):
+        ev.replay(model, trace, "random")
+    with pytest.raises(ev.ForeignTraceError, match="tokenizer other"):
+        ev.replay(model, replace(trace, header={"tokenizer": "other", "model": "x"}))
+
+
+def test_the_shipped_trace_is_readable_and_replayable(smollm2):
+    from pathlib import Path
+
+    trace = ev.Trace.load(Path(__file__).parents[1] / "data/traces/marbles.safetensors")
+    found = ev.replay(smollm2, trace, "streaming", ev.Budget(96, 4, 24, 64), progress=False)
+    assert found.retention.events >= 3 and found.nll_increase > 0
+    reader = ev.TraceReader(trace, [found])
+    assert reader.method == "streaming"
