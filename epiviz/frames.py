@@ -16,6 +16,7 @@ from epiviz import signals, stats
 
 if TYPE_CHECKING:
     from epiviz.decode import Run
+    from epiviz.replays import Replay
     from epiviz.text import Spans
     from epiviz.trace import Trace
 
@@ -400,6 +401,68 @@ def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def replays(replays: Sequence[Replay], seed: int = 0) -> pd.DataFrame:
+    """Return one row for each replay: what it used and what it did to the predictions of the trace.
+
+    Parameters
+    ----------
+    replays : sequence of Replay
+        Of one trace.
+    seed : int
+        Of the moving-block bootstrap over tokens behind the interval.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``policy``, ``evictions``, ``mean_slots``, ``peak_slots``, ``prefill_peak_slots``, ``kv_mib``, ``state_mib``;
+        ``nll_increase`` over the full cache with ``low`` and ``high`` (nats per token), ``kl`` (mean), ``top1`` (share
+        of tokens at which both put the same token first), ``n`` (tokens).
+    """
+    rows = []
+    for replay in replays:
+        difference = (replay.nll - replay.full_nll)[replay.predicted].astype(np.float64)
+        increase = stats.bootstrap(lambda i, x=difference: x[i].mean(-1), len(difference), seed=seed)
+        rows.append(
+            {
+                "policy": replay.policy,
+                "evictions": replay.meter.evictions,
+                "mean_slots": replay.meter.mean_slots,
+                "peak_slots": replay.meter.peak_slots,
+                "prefill_peak_slots": replay.meter.prefill_peak_slots,
+                "kv_mib": replay.meter.kv_bytes / 2**20,
+                "state_mib": replay.meter.state_bytes / 2**20,
+                "nll_increase": increase.value,
+                "low": increase.low,
+                "high": increase.high,
+                "kl": float(replay.kl[replay.predicted].mean()),
+                "top1": replay.top1_agreement,
+                "n": len(difference),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
+    """Return how much of their kept sets policies share: Jaccard index of each pair, mean over heads.
+
+    Parameters
+    ----------
+    replays : sequence of Replay
+        Of one trace.
+    step : int, optional
+        Tokens seen; the last step if not given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Square, policies as index and columns; tokens that no policy may evict count as well.
+    """
+    alive = [each.retention.alive(each.retention.tokens if step is None else step) for each in replays]
+    names = [each.policy for each in replays]
+    table = [[((a & b).sum(-1) / (a | b).sum(-1)).mean() for b in alive] for a in alive]
+    return pd.DataFrame(table, index=names, columns=names)
 
 
 def kept(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:

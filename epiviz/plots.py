@@ -24,6 +24,7 @@ from epiviz.palette import (
     GREY,
     INK,
     LAYERS,
+    LINE,
     MAGNITUDE,
     MIDDLE_BLUE,
     ORANGE,
@@ -443,6 +444,68 @@ def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None
         title = f"Evicting caches: {spread(pairs)} of the full cache's keys and values, "
         title += f"{spread(all_of_it)} with what policies keep besides"
     return dress(ax, title, "slots per layer and KV head: mean (marker) to peak (bar); keys and values + state", "")
+
+
+def cost(frame: pd.DataFrame, control: str = "random", ax: Axes | None = None) -> Axes:
+    """Draw what each policy's evictions cost in prediction, with intervals, beside the control.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        From :func:`epiviz.frames.replays`.
+    control : str
+        The policy that others have to beat, drawn as a band.
+    ax : matplotlib.axes.Axes, optional
+    """
+    rows = frame.sort_values("nll_increase", ascending=False).reset_index(drop=True)
+    if ax is None:
+        ax = new_axes(None)
+        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
+    for place, row in rows.iterrows():
+        style = policy_style(row["policy"])
+        ax.hlines(place, row["low"], row["high"], color=style.color, lw=2)
+        ax.plot(row["nll_increase"], place, marker=style.marker, ms=7, color=style.color, ls="none")
+    title = "Eviction's cost in prediction"
+    reference = rows[rows["policy"] == control]
+    if len(reference):
+        row = reference.iloc[0]
+        ax.axvspan(row["low"], row["high"], color=FAINT, zorder=0)
+        note(ax, control, (row["nll_increase"], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
+        others = rows[rows["policy"] != control]
+        better = others[others["high"] < row["low"]]
+        title = f"{len(better)} of {len(others)} policies lie clear of {control} ({signed(row['nll_increase'])} nats)"
+        title += f"; lowest {others['policy'].iloc[-1]} ({signed(others['nll_increase'].iloc[-1])})"
+    ax.axvline(0, color=LINE, lw=1)
+    ax.set_yticks(range(len(rows)), rows["policy"])
+    n = int(rows["n"].iloc[0])
+    return dress(ax, title, f"−log p above the full cache (nats per token; {n} tokens, 95% block bootstrap)", "")
+
+
+def overlap(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw how much of their kept sets policies share.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+        From :func:`epiviz.frames.overlap`.
+    ax : matplotlib.axes.Axes, optional
+    """
+    if ax is None:
+        ax = new_axes(None)
+        ax.figure.set_size_inches(max(6.4, 1.8 + 0.42 * len(table)), max(3.6, 1.4 + 0.36 * len(table)))
+    sns.heatmap(
+        table, ax=ax, cmap=MAGNITUDE, vmin=0, vmax=1, annot=True, fmt=".2f", annot_kws={"fontsize": 7}, square=False,
+        linewidths=0.5, cbar_kws={"label": "Jaccard index of kept sets, mean over heads", "pad": 0.02},
+    )  # fmt: skip
+    title = "Overlap of kept sets"
+    pairs = [(table.iloc[a, b], a, b) for a in range(len(table)) for b in range(a)]
+    if pairs:
+        told = [f"{table.index[a]} and {table.index[b]} ({share:.2f})" for share, a, b in (max(pairs), min(pairs))]
+        title = f"Most alike: {told[0]}; least: {told[1]}"
+    dress(ax, title, "", "")
+    ax.grid(False)
+    ax.tick_params(axis="x", rotation=60)
+    return ax
 
 
 def _quoted(frame: pd.DataFrame, token: int) -> str:

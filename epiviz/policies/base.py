@@ -8,10 +8,12 @@ file beside this one.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -333,6 +335,7 @@ def label(name: str, parameters: Mapping[str, tuple]) -> str:
 
 
 _REGISTRY: dict[str, Callable[..., Policy]] = {}
+_FILES: dict[Path, list[str]] = {}  # policy files that were run, and what they registered
 
 
 def register(name: str):
@@ -357,6 +360,8 @@ def names() -> list[str]:
 def get(policy: str | Policy, **parameters) -> Policy:
     """Return a policy by name, with parameters.
 
+    ``"path/to/file.py"`` runs a file that registers a policy and returns it; of several, ``"file.py:name"`` picks one.
+
     Raises
     ------
     KeyError
@@ -366,6 +371,8 @@ def get(policy: str | Policy, **parameters) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy.with_parameters(**parameters) if parameters else policy
+    if isinstance(policy, str) and policy.partition(":")[0].endswith(".py"):
+        policy = _load_file(*policy.partition(":")[::2])
     if policy not in _REGISTRY:
         near = difflib.get_close_matches(str(policy), _REGISTRY, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
@@ -373,6 +380,27 @@ def get(policy: str | Policy, **parameters) -> Policy:
     factory = _REGISTRY[policy]
     reject_unknown(policy, parameters, parameter_names(factory))
     return factory(**parameters)
+
+
+def _load_file(path: str, name: str) -> str:
+    """Run a file that registers policies; return the name of the one that is meant."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UnknownPolicyError(f"there is no policy file {path!r}")
+    if file not in _FILES:
+        before = set(_REGISTRY)
+        spec = importlib.util.spec_from_file_location(f"epiviz_policy_{file.stem}", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _FILES[file] = sorted(set(_REGISTRY) - before)
+    found = _FILES[file]
+    if name:
+        return name
+    if len(found) != 1:
+        raise UnknownPolicyError(
+            f"{path!r} registers {len(found)} policies ({', '.join(found)}); name one: {path}:NAME"
+        )
+    return found[0]
 
 
 class UnknownPolicyError(KeyError):
