@@ -342,17 +342,17 @@ class SlotCache(Cache):
         index = torch.tensor(list(rows), device=self.keys.device)
         return {name: x[:, :, :, :n].index_select(1, index) for name, x in named.items()}
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values of one row, windows of hybrid models included."""
-        stores = [self.keys, *([self.windows.keys] if self.windows is not None else [])]
-        return sum(2 * keys[:, :1].numel() * keys.element_size() for keys in stores)
+    def kv_bytes(self, capacity: int | None = None) -> int:
+        """Bytes of keys and values of one row that needs ``capacity`` slots, windows of hybrid models included."""
+        capacity = self.capacity if capacity is None else capacity
+        window = 2 * self.windows.keys[:, :1].numel() if self.windows is not None else 0
+        return (2 * self.keys[:, :1, :, :1].numel() * capacity + window) * self.keys.element_size()
 
-    @property
-    def track_bytes(self) -> int:
+    def track_bytes(self, capacity: int | None = None) -> int:
         """Bytes of everything kept per slot beside keys and values, of one row."""
+        capacity = self.capacity if capacity is None else capacity
         extra = [*self.tracks.values(), *self._stores()[2:]]
-        return sum(x[:, :1].numel() * x.element_size() for x in extra)
+        return sum(x[:, :1, :, :1].numel() * x.element_size() for x in extra) * capacity
 
 
 def choose(priority: torch.Tensor, front: int, recent: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -75,7 +75,8 @@ class Sampler:
     top_k: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        fits = self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and self.top_k == int(self.top_k)
+        if not fits:
             raise ValueError(f"sampling needs temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0, got {self}")
 
     @classmethod
@@ -84,16 +85,19 @@ class Sampler:
         if sampling not in (None, "greedy", "model"):
             raise ValueError(f"sampling must be 'greedy' or 'model', got {sampling!r}")
         config = getattr(model.lm, "generation_config", None) if sampling == "model" else None
-        chosen = {"temperature": 1.0 if config is not None else 0.0, "top_p": 1.0, "top_k": 0}
-        if config is not None and config.do_sample is False:
-            chosen["temperature"] = 0.0
-        for name, explicit in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k)):
-            from_config = getattr(config, name, None)
-            if explicit is not None:
-                chosen[name] = explicit
-            elif from_config is not None:
-                chosen[name] = from_config
-        if temperature is None and config is None and (top_p is not None or top_k is not None):
+        chosen = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+        if config is not None and config.do_sample:  # unset means greedy, as in the library
+            if getattr(config, "min_p", None):
+                raise ValueError(f"the model's generation config asks for min_p={config.min_p}, which is not supported")
+            given = (config.temperature, config.top_p, config.top_k)
+            usual = (1.0, 1.0, 50)  # what the library takes for values that are not set
+            chosen = {
+                name: default if value is None else value
+                for name, value, default in zip(chosen, given, usual, strict=True)
+            }
+        explicit = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        chosen |= {name: value for name, value in explicit.items() if value is not None}
+        if temperature is None and chosen["temperature"] == 0 and (top_p is not None or top_k is not None):
             chosen["temperature"] = 1.0
         return cls(**chosen)
 
@@ -103,7 +107,7 @@ class Sampler:
             return logits.argmax(-1)
         logits, order = (logits.double() / self.temperature).sort(dim=-1, descending=True, stable=True)
         if self.top_k:
-            logits[:, self.top_k :] = -torch.inf
+            logits[:, int(self.top_k) :] = -torch.inf
         probability = logits.softmax(-1)
         before = probability.cumsum(-1) - probability
         probability = torch.where(before < self.top_p, probability, 0.0)  # the first token is always in
@@ -256,7 +260,9 @@ def find_loop(tokens: Sequence[int], longest: int = 128, repeats: int = 4, least
 
 def is_batch(prompt) -> bool:
     """Tell whether a prompt is a list of prompts: of strings, of chats or of lists of ids."""
-    return isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (dict, int, np.integer))
+    if not isinstance(prompt, (list, tuple, np.ndarray, torch.Tensor)) or not len(prompt):
+        return False
+    return not isinstance(prompt[0], dict) and (isinstance(prompt[0], str) or np.ndim(prompt[0]) > 0)
 
 
 def _to_run(session: Session, row: Row) -> Run:

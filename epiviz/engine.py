@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import signal
 import threading
 from collections import defaultdict
@@ -20,6 +21,7 @@ from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, Resolv
 from epiviz.positions import Rotary, check
 from epiviz.retention import Retention
 
+RESERVED_TRACKS = {"position", "reason", "rotary"}
 PREFILL_BLOCK = 512  # tokens per forward pass of a prompt: bounds what a block's scores and logits take
 
 
@@ -142,8 +144,8 @@ class Session:
     ):
         self.positions = check(positions)
         self.rotary = Rotary.of(model) if positions == "rerotated" else None
-        self.model, self.policy, self.rows, self.seed, self.recorder = model, policy, list(rows), seed, recorder
-        self.new_tokens = new_tokens
+        self.model, self.policy, self.rows, self.recorder = model, policy, list(rows), recorder
+        self.seed, self.new_tokens = operator.index(seed), new_tokens
         needs = policy.needs(model.shape)
         self.needs: Needs = needs | recorder.needs if recorder else needs
         self.state: State = {}
@@ -153,6 +155,14 @@ class Session:
         for row in rows:
             if policy.evicts:
                 policy.check(row.budget, model.shape)
+                if self.rotary is not None and self.needs.queries > row.budget.recent:
+                    raise BudgetError(
+                        f"policy {policy.label!r} looks at the last {self.needs.queries} queries, but only "
+                        f"{row.budget.recent} recent tokens stay together when keys are rotated again; raise recent to "
+                        f"{self.needs.queries}, lower the window, or use other positions"
+                    )
+        if taken := RESERVED_TRACKS & set(self.needs.tracks):
+            raise ValueError(f"policy {policy.label!r} names a track {min(taken)!r}, which the engine keeps for itself")
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
@@ -327,7 +337,7 @@ class Session:
                 f"policy {self.policy.label!r} keeps {low} slots in one head and {high} in another; all heads of a "
                 "sequence must keep equally many"
             )
-        return min(low, budget.total)
+        return min(low, budget.total) if self.policy.bounded else low
 
     # -- the end of rows -------------------------------------------------------------------------------------
 
@@ -365,7 +375,8 @@ class Session:
             np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
         if prefilled:
             held = self.cache.held[index]
-            positions, reasons = (self.cache.tracks[name][:, index, :, :held].cpu() for name in ("position", "reason"))
+            tracks = (self.cache.tracks[name] for name in ("position", "reason"))
+            positions, reasons = (track[:, index, :, :held].cpu() for track in tracks)
             np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
         steps = np.array([seen for seen, _, _ in events], dtype=np.int64)
         death, reason = (spread(x, shape, never) for x, never in ((death, len(events)), (reason, 0)))
@@ -377,15 +388,19 @@ class Session:
             peak_slots=row.peak,
             prefill_peak_slots=row.prefill_peak,
             attended_slots=mean,
-            kv_bytes=self.cache.kv_bytes if prefilled else 0,
-            state_bytes=self._state_bytes() if prefilled else 0,
+            kv_bytes=self.cache.kv_bytes(self._capacity(row)) if prefilled else 0,
+            state_bytes=self._state_bytes(row) if prefilled else 0,
             evictions=len(steps),
             bounded=self.policy.bounded,
         )
 
-    def _state_bytes(self) -> int:
+    def _state_bytes(self, row: Row) -> int:
         state = sum(x[:1].numel() * x.element_size() for x in self.state.values())
-        return self.cache.track_bytes + state + (self.recent.bytes_per_row if self.recent is not None else 0)
+        return (
+            self.cache.track_bytes(self._capacity(row))
+            + state
+            + (self.recent.bytes_per_row if self.recent is not None else 0)
+        )
 
 
 def spread(evicting: np.ndarray, shape: ModelShape, never: int) -> np.ndarray:
@@ -410,5 +425,5 @@ def uninterrupted() -> Iterator[None]:
         if pressed:
             if callable(before):
                 before(*pressed[0])
-            else:
+            elif before is not signal.SIG_IGN:
                 raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import operator
 import os
 import shutil
 import subprocess
@@ -190,10 +191,14 @@ class Model:
         ValueError
             The prompt is empty.
         """
-        if not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], dict):
-            return self.check_ids(prompt)
+        if prompt is None or isinstance(prompt, dict):
+            raise ValueError(
+                f"a prompt is a text, a list of chat messages or of token ids, not {type(prompt).__name__}"
+            )
         if not len(prompt):
             raise ValueError("the prompt is empty; give a text, a list of chat messages or a list of token ids")
+        if not isinstance(prompt, str) and not isinstance(prompt[0], dict):
+            return self.check_ids(prompt)
         if self.tokenizer is None:
             raise ValueError(f"{self.name!r} has no tokenizer; pass token ids instead of text")
         tokenizer = self.tokenizer
@@ -211,10 +216,14 @@ class Model:
     def check_ids(self, ids) -> list[int]:
         """Return token ids as a list of int; raise ValueError if one is outside the vocabulary."""
         size = self.lm.config.vocab_size
-        for token in ids:
-            if not 0 <= int(token) < size:
+        try:
+            whole = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise ValueError(f"token ids must be whole numbers ({error})") from error
+        for token in whole:
+            if not 0 <= token < size:
                 raise ValueError(f"token id {token} is outside the vocabulary ({size} ids)")
-        return [int(token) for token in ids]
+        return whole
 
 
 def load(

@@ -126,21 +126,26 @@ class Retention:
         from safetensors.numpy import save_file
 
         header = {"prompt_length": self.prompt_length, "evicts": list(self.evicts)}
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         arrays = {"event_steps": self.event_steps, "death": self.death, "reason": self.reason}
         if self.positions is not None:
             arrays["positions"] = self.positions
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         metadata = {"epiviz_retention": json.dumps(header)}
         write_atomically(Path(path), lambda temporary: save_file(arrays, str(temporary), metadata=metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> Retention:
         """Read a history written by :meth:`save`."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(str(path), framework="np") as file:
-            metadata = file.metadata() or {}
-            if "epiviz_retention" not in metadata:
-                raise ValueError(f"{path} is not an eviction history of epiviz; write one with Retention.save")
-            header = json.loads(metadata["epiviz_retention"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        try:
+            with safe_open(str(path), framework="np") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        except SafetensorError as error:
+            raise ValueError(f"{path} is cut off, damaged or no eviction history ({error}); write it again") from error
+        if "epiviz_retention" not in metadata:
+            raise ValueError(f"{path} is not an eviction history of epiviz; write one with Retention.save")
+        header = json.loads(metadata["epiviz_retention"])
         return cls(prompt_length=header["prompt_length"], evicts=tuple(header["evicts"]), **arrays)

@@ -95,26 +95,24 @@ def token_spans(tokenizer, tokens: Sequence[int]) -> Spans:
     through their byte alphabets. Any other kind is decoded in growing windows, which is exact for the characters and
     slower.
 
-    Raises
-    ------
-    ValueError
-        A token id is outside the tokenizer's vocabulary; the message names the id and the size.
+    Ids that the tokenizer does not have (models pad their vocabulary) are written as ``<id 151700>``.
     """
     tokens = [int(token) for token in tokens]
-    size = len(tokenizer)
-    for token in tokens:
-        if not 0 <= token < size:
-            raise ValueError(f"token id {token} is outside the vocabulary of this tokenizer ({size} ids)")
     scheme = _byte_scheme(tokenizer)
     if scheme is None:
         return join_bytes(_window_decode(tokenizer, tokens))
     special = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
     pieces = tokenizer.convert_ids_to_tokens(tokens)
     decode = _byte_level_bytes if scheme == "byte-level" else _sentencepiece_bytes
-    return join_bytes(
-        special[token].encode() if token in special else decode(piece)
-        for token, piece in zip(tokens, pieces, strict=True)
-    )
+    unknown = tokenizer.unk_token_id
+
+    def read(token: int, piece: str | None) -> bytes:
+        if token in special:
+            return special[token].encode()
+        missing = piece is None or (piece == tokenizer.unk_token and token != unknown)
+        return f"<id {token}>".encode() if missing else decode(piece)
+
+    return join_bytes(read(token, piece) for token, piece in zip(tokens, pieces, strict=True))
 
 
 def fingerprint(tokenizer) -> str:

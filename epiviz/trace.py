@@ -137,7 +137,7 @@ class Trace:
             raise TraceFileError(
                 f"{path} ({size} bytes) is cut off, damaged or no trace ({error}); copy or record it again"
             ) from error
-        if header.pop("format") != FORMAT:
+        if header.pop("format", None) != FORMAT:
             raise TraceFileError(f"{path} was written in another format than {FORMAT}; record the trace again")
         spans = Spans(header.pop("text"), arrays.pop("offsets"), arrays.pop("partial"))
         prompt_length, name = header.pop("prompt_length"), header.pop("name")
@@ -234,6 +234,8 @@ def record(
         raise ValueError("give either a text or token ids to read, not both")
     reads = text is not None or tokens is not None
     if reads:
+        if text is not None and model.tokenizer is None:
+            raise ValueError(f"{model.name!r} has no tokenizer to read a text with; pass tokens=[…]")
         given = tokens if tokens is not None else model.tokenizer(text, add_special_tokens=False).input_ids
         given = model.check_ids(given)
         if not given:
@@ -254,17 +256,19 @@ def record(
         else:
             decode(session, Sampler.of(model, sampling, temperature, top_p, top_k), bar=bar, feed_last=True)
             status = rows[0].status
+    if not recorder.passes["tokens"]:
+        raise KeyboardInterrupt  # before the first pass was done: there is nothing to return
     arrays = recorder.arrays()
     header = {
         "model": model.name,
         "tokenizer": fingerprint(model.tokenizer) if model.tokenizer is not None else None,
         "source": "generated" if not reads else "text" if text is not None else "tokens",
         "status": status,
-        "seed": seed,
+        "seed": session.seed,
     }
     ids = arrays["tokens"]
     spans = token_spans(model.tokenizer, ids) if model.tokenizer is not None else _id_spans(ids)
-    title = name or (prompt if isinstance(prompt, str) else spans.slice(0, len(prompt_ids)))[:60]
+    title = name or (prompt if isinstance(prompt, str) else spans.slice(0, min(len(prompt_ids), len(ids))))[:60]
     return Trace(prompt_length=min(len(prompt_ids), len(ids)), spans=spans, header=header, name=title, **arrays)
 
 

@@ -88,3 +88,53 @@ def test_empty_prompts_and_lengths():
 def test_ids_outside_the_vocabulary():
     with pytest.raises(ValueError, match=r"token id 500 is outside the vocabulary .97 ids"):
         generate(prompt=[1, 500])
+
+
+@pytest.mark.parametrize("prompt", [None, {"role": "user", "content": "hi"}, [1.5, 2.0]])
+def test_prompts_of_the_wrong_kind(prompt):
+    with pytest.raises(ValueError, match="a prompt is a text|must be whole numbers"):
+        generate(prompt=prompt)
+
+
+def test_numbers_of_numpy_and_prompts_in_tensors_are_taken():
+    import numpy as np
+    import torch
+
+    budget = ev.Budget(np.int64(40), sinks=2.0, recent=np.int32(8), buffer=8)
+    assert budget == ev.Budget(40, 2, 8, 8)
+    assert isinstance(budget.sinks, int)
+    first = generate(prompt=np.arange(30), budget=budget, seed=np.int64(3))
+    assert first.seed == 3
+    assert [run.tokens for run in generate(prompt=torch.arange(30)[None], seed=3)] == [first.tokens]
+
+
+def test_what_cannot_be_wrapped_and_what_is_taken():
+    with pytest.raises(ValueError, match="'full' cannot be wrapped: it never evicts"):
+        ev.policies.ReserveValues(ev.policies.get("full"))
+    with pytest.raises(ValueError, match="'lagkv-ratio' cannot be wrapped: it decides how much it keeps itself"):
+        ev.policies.Sample(ev.policies.get("lagkv-ratio"))
+
+    class Greedy(ev.policies.Policy):
+        def needs(self, shape):
+            import torch
+
+            return ev.policies.Needs(tracks={"position": torch.float32})
+
+    with pytest.raises(ValueError, match="names a track 'position', which the engine keeps for itself"):
+        generate(policy=Greedy())
+
+
+def test_a_policy_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from epiviz.policies import Policy, Ranking, register\n"
+        "@register('from-a-file')\n"
+        "class Mine(Policy):\n"
+        "    def rank(self, slots, state, draws):\n"
+        "        return Ranking(-slots.positions.double())\n"
+    )
+    run = generate(policy=str(file), max_new_tokens=60)
+    assert run.policy == "from-a-file" in ev.policies.names()
+    assert generate(policy=f"{file}:from-a-file", max_new_tokens=60).tokens == run.tokens
+    with pytest.raises(ev.UnknownPolicyError, match="there is no policy file"):
+        generate(policy=str(tmp_path / "none.py"))

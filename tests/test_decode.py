@@ -78,7 +78,7 @@ def test_slots_positions_and_bytes(policy, length, monkeypatch):
         seen_positions.append(positions.clone())
         out = forward(self, tokens, positions, cache, mask, keep_logits)
         if len(seen_positions) > 1:
-            seen_bytes.add(cache.kv_bytes)
+            seen_bytes.add(cache.kv_bytes())
             held = cache.held[0]
             kept = cache.tracks["position"][:, 0, :, :held]
             assert (kept.diff(dim=-1) > 0).all(), "slots are sorted and distinct in every head"
@@ -304,6 +304,30 @@ def test_sampling_follows_the_distribution():
     assert set(decode.Sampler(temperature=1.0, top_k=2).draw(logits.expand(4000, 4), 0, rows).tolist()) == {0, 1}
     assert set(decode.Sampler(temperature=1.0, top_p=0.5).draw(logits.expand(4000, 4), 0, rows).tolist()) == {0}
     assert set(decode.Sampler(temperature=1.0, top_p=0.7).draw(logits.expand(4000, 4), 0, rows).tolist()) == {0, 1}
+
+
+def test_the_models_own_sampling_is_greedy_unless_it_says_otherwise():
+    from types import SimpleNamespace
+
+    from transformers import GenerationConfig
+
+    def of(**given):
+        model = SimpleNamespace(lm=SimpleNamespace(generation_config=GenerationConfig(**given)))
+        return decode.Sampler.of(model, "model", None, None, None)
+
+    assert of() == decode.Sampler()
+    assert of(do_sample=True, temperature=0.6, top_p=0.95, top_k=20) == decode.Sampler(0.6, 0.95, 20)
+    assert of(do_sample=True).top_k == 50
+    with pytest.raises(ValueError, match="min_p=0.1, which is not supported"):
+        of(do_sample=True, min_p=0.1)
+
+
+def test_memory_of_a_row_does_not_depend_on_its_batch():
+    model = tiny_model("qwen3")
+    prompts = [random_prompt(5), random_prompt(200, 1)]
+    together = ev.generate(model, prompts, "full", None, 10, progress=False)
+    for prompt, run in zip(prompts, together, strict=True):
+        assert ev.generate(model, prompt, "full", None, 10, progress=False).meter == run.meter
 
 
 def test_sampled_rows_do_not_depend_on_the_batch():

@@ -12,6 +12,7 @@ from tiny import random_prompt, tiny_model
 from transformers import AttentionInterface
 
 import epiviz as ev
+from epiviz import policies
 from epiviz.cache import SlotCache
 from epiviz.positions import Rotary
 
@@ -74,12 +75,12 @@ def rerotated_reference(model, tokens, visible, birth):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("policy", ["random", "streaming", "vase-attnv"])
+@pytest.mark.parametrize("policy", ["random", "streaming", "snapkv"])
 def test_rerotated_keys_are_where_their_slots_are(policy, architecture):
     model = tiny_model(architecture)
-    for row in evicting_run(
-        model, [random_prompt(12), random_prompt(60, 1)], policy, BUDGET, 80, positions="rerotated"
-    ):
+    chosen = policies.get(policy, **({"window": 8} if policy == "snapkv" else {}))
+    prompts = [random_prompt(12), random_prompt(60, 1)]
+    for row in evicting_run(model, prompts, chosen, BUDGET, 80, positions="rerotated"):
         fed = row.prompt + row.tokens[:-1]
         expected = rerotated_reference(model, fed, row.retention.visible(), row.retention.positions)
         found = torch.stack(row.logits)
@@ -149,6 +150,8 @@ def test_what_cannot_be_rotated_again_is_refused_by_name():
         ev.generate(ev.Model(lm, None, "m"), [1, 2], "random", BUDGET, 5, positions="rerotated", progress=False)
     with pytest.raises(ev.UnsupportedModelError, match="gemma3_text. has no single rotary embedding"):
         ev.generate(tiny_model("gemma3"), [1, 2], "random", BUDGET, 5, positions="rerotated", progress=False)
+    with pytest.raises(ev.BudgetError, match="looks at the last 64 queries, but only 8 recent tokens stay together"):
+        ev.generate(model, [1, 2], "snapkv", BUDGET, 5, positions="rerotated", progress=False)
     with pytest.raises(ValueError, match="positions must be one of absolute, cache-relative, rerotated, got 'shifted'"):
         ev.generate(model, [1, 2], "random", BUDGET, 5, positions="shifted", progress=False)
 

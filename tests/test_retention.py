@@ -51,6 +51,18 @@ def test_shapes_are_checked(history):
         Retention(history.event_steps, history.death, history.reason[:, :1], 4)
 
 
+def test_save_keeps_the_order_of_a_transposed_array(tmp_path):
+    death = np.arange(12, dtype=np.int32).reshape(3, 2, 2).transpose(2, 1, 0)
+    history = Retention(np.array([9]), death, np.zeros_like(death, dtype=np.uint8), 2, positions=np.arange(3))
+    history.save(tmp_path / "folder" / "r.safetensors")
+    again = Retention.load(tmp_path / "folder" / "r.safetensors")
+    assert np.array_equal(again.death, death)
+    assert np.array_equal(again.positions, np.arange(3))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "folder" / "r.safetensors").read_bytes()[:40])
+    with pytest.raises(ValueError, match="cut off, damaged or no eviction history"):
+        Retention.load(tmp_path / "cut.safetensors")
+
+
 def test_save_and_load(history, tmp_path):
     history.save(tmp_path / "r.safetensors")
     again = Retention.load(tmp_path / "r.safetensors")

@@ -12,7 +12,8 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -63,14 +64,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         total = self.total
-        if isinstance(total, bool) or not isinstance(total, (int, float)) or not math.isfinite(total) or total <= 0:
+        if isinstance(total, bool) or not isinstance(total, Real) or not math.isfinite(total) or total <= 0:
             raise BudgetError(f"total must be a positive number of slots or a share in (0, 1), got {total!r}")
         if total >= 1 and total != int(total):
             raise BudgetError(f"total={total!r} is no whole number of slots; round it, or give a share in (0, 1)")
         for name, least in (("sinks", 0), ("recent", 0), ("buffer", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or value != int(value) or value < least:
+            whole = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+            if not whole or value != int(value) or value < least:
                 raise BudgetError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            object.__setattr__(self, name, int(value))
         if total >= 1:
             object.__setattr__(self, "total", int(total))
             if total < self.sinks + self.recent:
@@ -291,7 +294,8 @@ class Policy:
     @property
     def label(self) -> str:
         """The printed name: the registered one, and the parameters that differ from their defaults."""
-        return label(self.name, {f.name: (getattr(self, f.name), f.default) for f in fields(self)})
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
+        return label(self.name, {name: (getattr(self, name), default) for name, default in defaults.items()})
 
     def needs(self, shape: ModelShape) -> Needs:
         """Return what the policy wants to see on a model of this shape."""

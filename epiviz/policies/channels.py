@@ -54,6 +54,11 @@ class VariancePolicy(ChannelPolicy):
 
     window: int = signals.WINDOW
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, got {self.window}")
+
     def variance(self, new: New) -> torch.Tensor:
         raise NotImplementedError
 

@@ -21,7 +21,8 @@ STATISTICS = {
 class Wrapper(Policy):
     """A policy around another one; what the inner one needs and observes passes through.
 
-    ``title`` is printed instead of the composition, for compositions that have a name of their own.
+    ``title`` is printed instead of the composition, for compositions that have a name of their own. A wrapped method
+    that underfills its budget fills it: slots that it would drop come last.
     """
 
     policy: Policy
@@ -44,7 +45,13 @@ class Wrapper(Policy):
 
     @property
     def underfills(self) -> bool:
-        return self.policy.underfills
+        return False
+
+    def __post_init__(self) -> None:
+        inner = self.policy
+        if not inner.evicts or (inner.underfills and not inner.bounded):
+            why = "never evicts" if not inner.evicts else "decides how much it keeps itself"
+            raise ValueError(f"{inner.label!r} cannot be wrapped: it {why}")
 
     @property
     def weights(self) -> bool:
@@ -89,6 +96,7 @@ class Sample(Wrapper):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
 
@@ -137,6 +145,7 @@ class ReserveValues(Wrapper):
     statistic: str = field(default="range")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.share < 1:
             raise ValueError(f"share must lie in [0, 1), got {self.share}")
         if self.statistic not in STATISTICS:
@@ -168,7 +177,8 @@ class ReserveValues(Wrapper):
 
 def reserve(ranking: Ranking, reserved: torch.Tensor) -> Ranking:
     """Put the slots marked in ``reserved`` above all others of a ranking."""
-    priority = torch.where(reserved, torch.inf, ranking.priority.double())
+    priority = ranking.priority.double().clamp(min=torch.finfo(torch.float32).min)  # no −∞: nothing else is dropped
+    priority = torch.where(reserved, torch.inf, priority)
     reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=priority.device)
     return Ranking(priority, torch.where(reserved, int(Reason.RESERVED), reason.expand(priority.shape)))
 

@@ -93,10 +93,10 @@ class LagKVRatio(LagKV):
         return max(1, round(self.ratio * self.lag))
 
     def check(self, budget, shape) -> None:
-        if budget.recent >= 2 * self.lag:
+        if budget.recent > self.lag:
             raise BudgetError(
-                f"{budget.recent} recent tokens would protect partitions of {self.lag} that are due; lower recent "
-                f"below {2 * self.lag}"
+                f"{budget.recent} recent tokens would protect partitions of {self.lag} that are due; lower recent to "
+                f"{self.lag}"
             )
 
     def waiting(self, seen: int, held: int, budget) -> int:

@@ -123,6 +123,10 @@ class RandomReserve(Wrapper):
     policy: Policy = field(default_factory=lambda: Sample(SnapKV()))
     share: float = 0.25
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ReserveValues(self.policy, self.share)  # checks both
+
     def _composition(self) -> str:
         return f"random-reserve({self.policy.label}, {self.share:g})"
 

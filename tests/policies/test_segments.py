@@ -171,3 +171,22 @@ def test_lagkv_under_a_budget_keeps_the_newest_partitions():
     (row,) = evicting_run(model, [random_prompt(30)], policies.get("lagkv", lag=8), Budget(40, 2, 4, 8), 100)
     assert deviation(model, row) <= 1e-9
     assert row.retention.alive(row.retention.event_steps[-1])[:, :, -12:].any()
+
+
+def test_lagkv_ratio_ignores_the_total():
+    model, policy = tiny_model("qwen3"), policies.get("lagkv-ratio", lag=8)
+    budgets = [Budget(total, sinks=2, recent=6, buffer=5) for total in (24, 10**6)]
+    prompts = [random_prompt(50, 1), random_prompt(7, 2)]
+    small, large = (ev.generate(model, prompts, policy, budget, 40, progress=False) for budget in budgets)
+    for a, b in zip(small, large, strict=True):
+        assert np.array_equal(a.retention.death, b.retention.death)
+    with pytest.raises(ev.BudgetError, match="20 recent tokens would protect partitions of 8 that are due"):
+        ev.generate(model, prompts, policy, Budget(100, 2, 20, 8), 40, progress=False)
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_a_wrapped_segment_policy_fills_its_budget(name):
+    policy = policies.ReserveValues(policies.Sample(policies.get(name, **SMALL)), 0.2)
+    (row,) = evicting_run(tiny_model("qwen3"), [random_prompt(30)], policy, Budget(48, 2, 8, 8), 80)
+    assert deviation(tiny_model("qwen3"), row) <= 1e-9
+    assert (row.retention.alive(row.retention.event_steps[-1]).sum(-1) == 48).all()
