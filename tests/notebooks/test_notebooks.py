@@ -14,7 +14,14 @@ from epiviz.parameters import NAMES, check_parameters, declared, defaults, profi
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-EXPECTED = {"01_first_look", "02_epiphany_scores", "04_value_states", "06_evicted_generation"}
+EXPECTED = {
+    "01_first_look",
+    "02_epiphany_scores",
+    "04_value_states",
+    "05_all_methods",
+    "06_evicted_generation",
+    "10_your_own_policy",
+}
 PROFILES = sorted((FOLDER / "profiles").glob("*.yaml"))
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
