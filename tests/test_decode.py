@@ -132,26 +132,6 @@ def test_reasons_name_what_protects_a_slot():
     assert ((alive & (reason == ev.Reason.SAMPLED)).sum(-1) == 40 - 10 - 8).all()
 
 
-@pytest.mark.parametrize("policy", ["epikv", "random"])
-def test_observing_in_chunks_equals_stepping(policy):
-    """Feeding a text in chunks up to the next event keeps the same slots as feeding it token by token."""
-    model, tokens = tiny_model("qwen3"), torch.tensor([random_prompt(160, 5)])
-    kept = []
-    for chunked in (False, True):
-        chosen = policies.get(policy)
-        rows = engine.make_rows([random_prompt(30)], chosen, BUDGET, 160)
-        with engine.Session(model, chosen, rows, 160, seed=0) as session:
-            session.prefill()
-            at = 0
-            while at < 160:
-                q = min(session.room(), 160 - at) if chunked else 1
-                session.feed(tokens[:, at : at + q])
-                at += q
-            session.finish(session.rows)
-        kept.append(rows[0].retention)
-    assert np.array_equal(kept[0].death, kept[1].death) and kept[0].events >= 3
-
-
 def test_a_chunk_beyond_the_next_event_is_refused():
     model, chosen = tiny_model("qwen3"), policies.get("random")
     rows = engine.make_rows([random_prompt(30)], chosen, BUDGET, 60)

@@ -205,26 +205,6 @@ def test_rkv_prefers_new_copies_over_old_ones():
     assert redundancy[3] > redundancy[5] > redundancy[7]
 
 
-@pytest.mark.parametrize("policy", ["h2o", "raas", "tova", "longflow", "rkv", "rkv-simple", "snapkv"])
-def test_observing_in_chunks_equals_stepping(policy):
-    model, tokens = tiny_model("qwen3"), torch.tensor([random_prompt(120, 5)])
-    kept = []
-    for chunked in (False, True):
-        chosen = policies.get(policy)
-        rows = engine.make_rows([random_prompt(30)], chosen, Budget(40, 2, 8, 8), 120)
-        with engine.Session(model, chosen, rows, 120, seed=0) as session:
-            session.prefill()
-            at = 0
-            while at < 120:
-                q = min(session.room(), 120 - at) if chunked else 1
-                session.feed(tokens[:, at : at + q])
-                at += q
-            session.finish(session.rows)
-        kept.append(rows[0].retention)
-    assert np.array_equal(kept[0].death, kept[1].death)
-    assert kept[0].events >= 3
-
-
 def test_parameters_are_checked():
     for name, wrong in [
         ("h2o", {"accumulate": "max"}),

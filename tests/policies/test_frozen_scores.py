@@ -114,26 +114,6 @@ def test_lag_scores_of_the_public_code():
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_chunks_equal_steps(name):
-    model, tokens = tiny_model("qwen3"), torch.tensor([random_prompt(120, 5)])
-    kept = []
-    for chunked in (False, True):
-        chosen = policies.get(name)
-        rows = engine.make_rows([random_prompt(30)], chosen, Budget(40, 2, 8, 8), 120)
-        with engine.Session(model, chosen, rows, 120, seed=0) as session:
-            session.prefill()
-            at = 0
-            while at < 120:
-                q = min(session.room(), 120 - at) if chunked else 1
-                session.feed(tokens[:, at : at + q])
-                at += q
-            session.finish(session.rows)
-        kept.append(rows[0].retention)
-    assert np.array_equal(kept[0].death, kept[1].death)
-    assert kept[0].events >= 3
-
-
-@pytest.mark.parametrize("name", FROZEN)
 def test_frozen_scores_are_the_offline_top(name):
     """Streaming eviction keeps protected + recent + the best of the rest, whatever the method, in every head."""
     model, policy = tiny_model("qwen3"), policies.get(name)
