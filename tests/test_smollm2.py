@@ -17,7 +17,7 @@ def test_an_infinite_budget_equals_the_library_greedy_generation(smollm2):
     with torch.inference_mode():
         reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False)
     reference = reference[0, ids.shape[1] :].tolist()
-    for policy, budget in [("full", None), ("epikv", ev.Budget(10**9)), ("vase-attnv", ev.Budget(10**9))]:
+    for policy, budget in [("full", None), ("vase-attnv", ev.Budget(10**9))]:
         run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=120, progress=False)
         assert run.tokens == reference
         assert run.retention.events == 0
@@ -26,10 +26,12 @@ def test_an_infinite_budget_equals_the_library_greedy_generation(smollm2):
 @pytest.fixture(scope="module", params=[False, True], ids=["evictable", "protected"])
 def four_hundred(request, smollm2):
     budget = ev.Budget(128, sinks=4, recent=32, buffer=32, protect_prompt=request.param)
-    prompts = [QUESTION]
+    # The full cache knows no protection, so it runs once; a protected prompt leaves less room, so events come sooner.
+    policies = ["random", "streaming", "epikv", "vase-attnv", "vase-dkv", *([] if request.param else ["full"])]
+    length = 250 if request.param else 400
     return {
-        policy: ev.generate(smollm2, prompts, policy, budget, max_new_tokens=400, progress=False)[0]
-        for policy in ("full", "random", "streaming", "epikv", "vase-attnv", "vase-dkv")
+        policy: ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=length, progress=False)
+        for policy in policies
     }, request.param
 
 
