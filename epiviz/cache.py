@@ -196,8 +196,7 @@ class SlotCache(Cache):
     def visible(self, q: int) -> torch.Tensor:
         """Return which slots ``q`` new tokens may attend, bool ``[rows, 1, q, slots]``: all up to themselves."""
         slot = torch.arange(max(self.held) + q, device=self.keys.device)
-        last = self.held_on_device[:, None] + torch.arange(q, device=self.keys.device)
-        return (slot <= last[:, :, None])[:, None]
+        return (slot <= self.next_slots(q)[:, :, None])[:, None]
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -214,15 +213,11 @@ class SlotCache(Cache):
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def _put(self, slots: torch.Tensor, new: torch.Tensor, q: int) -> None:
-        """Copy ``new`` ``[…, rows, kv_heads, q, (head_dim)]`` behind each row's held slots."""
-        dim = slots.ndim - 2 if slots.ndim == 4 else slots.ndim - 1
+        """Copy one layer's ``new`` ``[rows, kv_heads, q, head_dim]`` behind each row's held slots."""
         if self.even:
-            slots.narrow(dim, self.held[0], q).copy_(new)
+            slots.narrow(2, self.held[0], q).copy_(new)
         else:
-            index = self.next_slots(q)[:, None, :]  # [rows, 1, q]
-            index = index[..., None] if slots.ndim == 4 else index
-            shape = slots.narrow(dim, 0, q).shape
-            slots.scatter_(dim, index.expand(shape), new.expand(shape))
+            slots.scatter_(2, self.next_slots(q)[:, None, :, None].expand(new.shape), new)
 
     def write_track(self, name: str, values: torch.Tensor, q: int) -> None:
         """Store values that broadcast to ``[layers, rows, kv_heads, q]`` with the ``q`` newest tokens."""

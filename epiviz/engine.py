@@ -238,9 +238,8 @@ class Session:
             keep = 0 if self.recorder else (1 if prompt else q)
             rotary = positions if self.positions == "absolute" else cache.next_slots(q)
             logits = self.model.forward(tokens, rotary, cache, cache.mask(q), keep)
-        lengths = torch.tensor([len(row.prompt) for row in rows], device=self.model.device)
         made = PassInCache(cache, q, self._seam.queries)
-        new = New(positions, self._seam.hidden, prompt, first, lengths, self.model.shape.layers, made)
+        new = New(positions, self._seam.hidden, prompt, first, self.model.shape.layers, made)
         with uninterrupted():
             for track in self.needs.tracks:
                 made.write(track, torch.zeros((), device=self.model.device))  # slots are reused: forget old values
@@ -250,9 +249,9 @@ class Session:
             cache.advance(q)
             if ring is not None:
                 ring.advance(positions)
-            for row, seen, held in zip(rows, cache.seen, cache.held, strict=True):
-                end = seen if self.positions == "absolute" else held
-                row.rotary.extend(range(end - q, end))
+            if self.positions != "absolute":  # there a token's position is its index, and nothing need be kept
+                for row, held in zip(rows, cache.held, strict=True):
+                    row.rotary.extend(range(held - q, held))
         return logits
 
     def _capacity(self, row: Row) -> int:

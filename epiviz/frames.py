@@ -16,6 +16,7 @@ from epiviz import signals, stats
 
 if TYPE_CHECKING:
     from epiviz.decode import Run
+    from epiviz.engine import Meter
     from epiviz.replays import Replay
     from epiviz.text import Spans
     from epiviz.trace import Trace
@@ -391,12 +392,7 @@ def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:
                 "policy": run.policy,
                 "status": run.status,
                 "tokens": len(run.tokens),
-                "evictions": run.meter.evictions,
-                "mean_slots": run.meter.mean_slots,
-                "peak_slots": run.meter.peak_slots,
-                "prefill_peak_slots": run.meter.prefill_peak_slots,
-                "kv_mib": run.meter.kv_bytes / 2**20,
-                "state_mib": run.meter.state_bytes / 2**20,
+                **_used(run.meter),
                 "same_tokens": (len(run.tokens) if split is None else split) if reference is not None else None,
             }
         )
@@ -427,12 +423,7 @@ def replays(replays: Sequence[Replay], seed: int = 0) -> pd.DataFrame:
         rows.append(
             {
                 "policy": replay.policy,
-                "evictions": replay.meter.evictions,
-                "mean_slots": replay.meter.mean_slots,
-                "peak_slots": replay.meter.peak_slots,
-                "prefill_peak_slots": replay.meter.prefill_peak_slots,
-                "kv_mib": replay.meter.kv_bytes / 2**20,
-                "state_mib": replay.meter.state_bytes / 2**20,
+                **_used(replay.meter),
                 "nll_increase": increase.value,
                 "low": increase.low,
                 "high": increase.high,
@@ -488,6 +479,18 @@ def kept(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
         held = history.held(last)[:last]
         parts.append(pd.DataFrame({"policy": run.policy, "position": position, "part": part, "kept": held}))
     return pd.concat(parts, ignore_index=True)
+
+
+def _used(meter: Meter) -> dict[str, float]:
+    """What a run used, in the columns that every comparison shares."""
+    return {
+        "evictions": meter.evictions,
+        "mean_slots": meter.mean_slots,
+        "peak_slots": meter.peak_slots,
+        "prefill_peak_slots": meter.prefill_peak_slots,
+        "kv_mib": meter.kv_bytes / 2**20,
+        "state_mib": meter.state_bytes / 2**20,
+    }
 
 
 def _tokens(trace: Trace) -> pd.DataFrame:

@@ -170,7 +170,6 @@ class New:
         The pass belongs to the prefill.
     first : bool
         The first pass of the prefill, or the first after it.
-    prompt_lengths : int64 ``[rows]``
     depth : int
         Decoder blocks of the model.
     """
@@ -179,7 +178,6 @@ class New:
     hidden: dict[int, torch.Tensor]
     prompt: bool
     first: bool
-    prompt_lengths: torch.Tensor
     depth: int
     _pass: Pass
 

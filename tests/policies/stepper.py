@@ -49,9 +49,7 @@ class Stepper:
         for track in self.policy.needs(ModelShape(4, 1, 1, self.size, 1)).tracks:
             made.write(track, torch.zeros(()))
         first = prompt or self.passes == 1
-        self.policy.observe(
-            New(self.cache.new_positions(q), hidden, prompt, first, torch.tensor([self.prompt]), 4, made), self.state
-        )
+        self.policy.observe(New(self.cache.new_positions(q), hidden, prompt, first, 4, made), self.state)
         self.passes += 1
         self.cache.advance(q)
         if self.cache.held[0] > self.budget.total:
