@@ -1,6 +1,7 @@
 PYTHON  ?= python3
 PROFILE ?= demo
 VENV    := .venv
+WORKERS ?= 2
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
@@ -18,7 +19,7 @@ lab: $(READY) ## open JupyterLab on the first notebook (LAB_ARGS="--no-browser -
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/01_first_look.ipynb $(LAB_ARGS)
 
 test: $(READY) ## run all tests (TEST_ARGS="-k retention")
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST_ARGS)
 
 figures: $(READY) ## take the README's pictures again
 	$(BIN)/python docs/make_figures.py

@@ -6,6 +6,9 @@ import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers that all start a thread per core only wait for each other
+    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported, and for kernels started by tests
 
 import numpy as np
 import pytest

@@ -93,6 +93,12 @@ def test_dragging_in_jupyterlab_reaches_python(lab, browser):
     reader = page.locator(".epi-reader")
     reader.wait_for(timeout=180_000)  # the first import of torch may take its time
     struck = reader.locator(".text .x")
+
+    def settled():  # blocks out of view are brought up to date when there is time
+        page.wait_for_selector("[data-behind]", state="detached")
+
+    reader.locator(".counts", has_text="250 struck").wait_for(timeout=20_000)
+    settled()
     assert struck.count() == 250
 
     reader.scroll_into_view_if_needed()
@@ -101,7 +107,8 @@ def test_dragging_in_jupyterlab_reaches_python(lab, browser):
     page.mouse.move(box["x"] + 0.88 * box["width"], y)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.5 * box["width"], y, steps=8)
-    page.wait_for_timeout(100)
+    reader.locator(".counts", has_not_text="250 struck").wait_for(timeout=20_000)
+    settled()
     during = struck.count()
     assert during != 250
     page.mouse.up()
