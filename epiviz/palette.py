@@ -19,6 +19,8 @@ import seaborn as sns
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from epiviz.text import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -116,3 +118,14 @@ def spread(shares: pd.Series) -> str:
     """
     low, high = f"{shares.min():.0%}", f"{shares.max():.0%}"
     return low if low == high else f"{low} to {high}"
+
+
+def plain(piece: str) -> str:
+    """Return a token's text that mathtext leaves alone.
+
+    Examples
+    --------
+    >>> print(plain(" $5"))
+    ␣\\$5
+    """
+    return printable(piece).replace("$", r"\$")

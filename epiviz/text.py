@@ -88,6 +88,28 @@ def join_bytes(pieces: Iterable[bytes]) -> Spans:
     return Spans("".join(parts), offsets, np.array(partial, dtype=bool))
 
 
+def printable(piece: str) -> str:
+    """Return a token's text with line ends and outer blanks made visible.
+
+    Examples
+    --------
+    >>> printable(" so\\n")
+    '␣so↵'
+    """
+    text = piece.replace("\n", "↵").replace("\t", "⇥")
+    inner = text.strip(" ")
+    left = len(text) - len(text.lstrip(" "))
+    return "␣" * left + inner + "␣" * (len(text) - len(inner) - left)
+
+
+def in_context(spans: Spans, index: int, around: int = 8) -> str:
+    """Return a token between ⟦ and ⟧ with ``around`` tokens on both sides, on one line."""
+    start, stop = max(0, index - around), min(len(spans), index + 1 + around)
+    before, after = spans.slice(start, index), spans.slice(index + 1, stop)
+    text = f"{'…' if start else ''}{before}⟦{printable(spans.piece(index))}⟧{after}{'…' if stop < len(spans) else ''}"
+    return text.replace("\n", "↵")
+
+
 def token_spans(tokenizer, tokens: Sequence[int]) -> Spans:
     """Return the text of ``tokens`` and the span of each.
 

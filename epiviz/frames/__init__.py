@@ -1,0 +1,49 @@
+"""Tidy frames of traces and runs: what figures draw and notebooks record.
+
+Every function here takes a trace or runs and returns a pandas frame; none of them needs a model.
+"""
+
+from epiviz.frames.costs import first_divergence, replays, runs
+from epiviz.frames.histories import kept, overlap
+from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
+from epiviz.frames.values import (
+    LARGE_SHARE,
+    PER_LAYER,
+    TAIL_FACTOR,
+    carriers,
+    large_values,
+    sink_ranks,
+    value_heads,
+    value_ranges,
+    value_tail,
+)
+from epiviz.text import in_context, printable
+from epiviz.token_classes import CLASSES, MARKERS, SINKS, token_class
+
+__all__ = [
+    "CLASSES",
+    "LARGE_SHARE",
+    "MARKERS",
+    "PER_LAYER",
+    "SINKS",
+    "TAIL_FACTOR",
+    "carriers",
+    "displacements",
+    "first_divergence",
+    "in_context",
+    "kept",
+    "large_values",
+    "overlap",
+    "positional_trend",
+    "printable",
+    "replays",
+    "runs",
+    "scores",
+    "sink_ranks",
+    "token_class",
+    "token_classes",
+    "top_tokens",
+    "value_heads",
+    "value_ranges",
+    "value_tail",
+]

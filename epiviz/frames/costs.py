@@ -1,0 +1,110 @@
+"""What runs and replays used, and what eviction cost them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from epiviz import stats
+
+if TYPE_CHECKING:
+    from epiviz.decode import Run
+    from epiviz.engine import Meter
+    from epiviz.replays import Replay
+
+
+def first_divergence(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Return how many generated tokens agree before the first that differs; None if all are equal.
+
+    Examples
+    --------
+    >>> first_divergence([5, 6, 7], [5, 6, 8]), first_divergence([5, 6], [5, 6]), first_divergence([5], [5, 6])
+    (2, None, 1)
+    """
+    shared = min(len(tokens), len(reference))
+    for index in range(shared):
+        if tokens[index] != reference[index]:
+            return index
+    return None if len(tokens) == len(reference) else shared
+
+
+def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:
+    """Return one row for each run: how it ended, what it used, and where it left the reference's text.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    reference : Run, optional
+        Usually the full cache's run; without one there is no divergence to tell.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``policy``, ``status``, ``tokens`` (generated), ``evictions``, ``mean_slots``, ``peak_slots``,
+        ``prefill_peak_slots``, ``kv_mib``, ``state_mib``, ``same_tokens`` (generated tokens that agree with the
+        reference before the first that differs; all of them if none does).
+    """
+    rows = []
+    for run in runs:
+        split = None if reference is None else first_divergence(run.tokens, reference.tokens)
+        rows.append(
+            {
+                "policy": run.policy,
+                "status": run.status,
+                "tokens": len(run.tokens),
+                **_used(run.meter),
+                "same_tokens": (len(run.tokens) if split is None else split) if reference is not None else None,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def replays(replays: Sequence[Replay], seed: int = 0) -> pd.DataFrame:
+    """Return one row for each replay: what it used and what it did to the predictions of the trace.
+
+    Parameters
+    ----------
+    replays : sequence of Replay
+        Of one trace.
+    seed : int
+        Of the moving-block bootstrap over tokens behind the interval.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``policy``, ``evictions``, ``mean_slots``, ``peak_slots``, ``prefill_peak_slots``, ``kv_mib``, ``state_mib``;
+        ``nll_increase`` over the full cache with ``low`` and ``high`` (nats per token), ``kl`` (mean), ``top1`` (share
+        of tokens at which both put the same token first), ``n`` (tokens).
+    """
+    rows = []
+    for replay in replays:
+        difference = (replay.nll - replay.full_nll)[replay.predicted].astype(np.float64)
+        increase = stats.bootstrap(lambda i, x=difference: x[i].mean(-1), len(difference), seed=seed)
+        rows.append(
+            {
+                "policy": replay.policy,
+                **_used(replay.meter),
+                "nll_increase": increase.value,
+                "low": increase.low,
+                "high": increase.high,
+                "kl": float(replay.kl[replay.predicted].mean()),
+                "top1": replay.top1_agreement,
+                "n": len(difference),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _used(meter: Meter) -> dict[str, float]:
+    """What a run used, in the columns that every comparison shares."""
+    return {
+        "evictions": meter.evictions,
+        "mean_slots": meter.mean_slots,
+        "peak_slots": meter.peak_slots,
+        "prefill_peak_slots": meter.prefill_peak_slots,
+        "kv_mib": meter.kv_bytes / 2**20,
+        "state_mib": meter.state_bytes / 2**20,
+    }

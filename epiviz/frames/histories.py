@@ -1,0 +1,59 @@
+"""What was kept: eviction histories side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from epiviz.decode import Run
+    from epiviz.replays import Replay
+
+
+def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
+    """Return how much of their kept sets policies share: Jaccard index of each pair, mean over heads.
+
+    Parameters
+    ----------
+    replays : sequence of Replay
+        Of one trace.
+    step : int, optional
+        Tokens seen; the last step if not given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Square, policies as index and columns; tokens that no policy may evict count as well.
+    """
+    alive = [each.retention.alive(each.retention.tokens if step is None else step) for each in replays]
+    names = [each.policy for each in replays]
+    table = [[((a & b).sum(-1) / (a | b).sum(-1)).mean() for b in alive] for a in alive]
+    return pd.DataFrame(table, index=names, columns=names)
+
+
+def kept(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
+    """Return the share of the heads that hold each token, for each run.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    step : int, optional
+        Tokens seen; a run's last step if it is not given or the run is shorter.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``policy``, ``position``, ``part``, ``kept``; only tokens that exist at the step.
+    """
+    parts = []
+    for run in runs:
+        history = run.retention
+        last = history.tokens if step is None else min(step, history.tokens)
+        position = np.arange(last)
+        part = np.where(position < history.prompt_length, "prompt", "generated")
+        held = history.held(last)[:last]
+        parts.append(pd.DataFrame({"policy": run.policy, "position": position, "part": part, "kept": held}))
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,28 @@
+"""Figures: frames in, Axes out.
+
+Every function draws into ``ax`` (a new figure of 6.4 × 3.6 inches if none is given) and returns it; none shows or
+saves. Frames come from :mod:`epiviz.frames`, looks from :mod:`epiviz.palette`. Titles state what was found, in
+numbers of the frame at hand.
+"""
+
+from epiviz.plots.costs import cost, meter
+from epiviz.plots.histories import kept_share, overlap
+from epiviz.plots.traces import displacement, positional_trend, score, trend_by_layer, zscores
+from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, value_tail
+
+__all__ = [
+    "carriers",
+    "cost",
+    "displacement",
+    "head_map",
+    "kept_share",
+    "meter",
+    "overlap",
+    "positional_trend",
+    "score",
+    "sink_ranks",
+    "trend_by_layer",
+    "value_ranges",
+    "value_tail",
+    "zscores",
+]

@@ -1,0 +1,96 @@
+"""What runs and replays used, and what eviction cost them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from epiviz.palette import (
+    FAINT,
+    GREY,
+    INK,
+    LINE,
+    dress,
+    new_axes,
+    note,
+    policy_style,
+    spread,
+)
+from epiviz.stats import signed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None) -> Axes:
+    """Draw mean and peak slots of each policy, and the bytes beside them.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        From :func:`epiviz.frames.runs`.
+    budget : int, optional
+        Slots right after an eviction, drawn as a line.
+    ax : matplotlib.axes.Axes, optional
+    """
+    ax = new_axes(ax)
+    rows = frame.iloc[::-1].reset_index(drop=True)
+    for place, run in rows.iterrows():
+        style = policy_style(run["policy"])
+        ax.hlines(place, run["mean_slots"], run["peak_slots"], color=style.color, lw=2)
+        ax.plot(run["mean_slots"], place, marker=style.marker, ms=8, color=style.color, ls="none")
+        ax.plot(run["peak_slots"], place, marker="|", ms=12, mew=2, color=style.color, ls="none")
+        right = max(run["mean_slots"], run["peak_slots"])
+        used = f"{run['kv_mib']:.1f} + {run['state_mib']:.2f} MiB, {run['evictions']} evictions"
+        note(ax, used, (right, place), (9, 0), va="center", fontsize=8, color=INK)
+    if budget is not None:
+        ax.axvline(budget, color=GREY, lw=1, ls=":")
+        note(ax, f"budget {budget}", (budget, 1), (-3, -2), on_edge=True, rotation=90, ha="right", va="top")
+    ax.set_yticks(range(len(rows)), rows["policy"])
+    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.set_xlim(0, rows["peak_slots"].max() * 1.6)
+    full = frame[frame["evictions"] == 0]
+    evicting = frame[frame["evictions"] > 0]
+    title = "Slots held per layer and KV head"
+    if len(full) and len(evicting):
+        pairs = evicting["kv_mib"] / full["kv_mib"].max()
+        all_of_it = (evicting["kv_mib"] + evicting["state_mib"]) / (full["kv_mib"] + full["state_mib"]).max()
+        title = f"Evicting caches: {spread(pairs)} of the full cache's keys and values, "
+        title += f"{spread(all_of_it)} with what policies keep besides"
+    return dress(ax, title, "slots per layer and KV head: mean (marker) to peak (bar); keys and values + state", "")
+
+
+def cost(frame: pd.DataFrame, control: str = "random", ax: Axes | None = None) -> Axes:
+    """Draw what each policy's evictions cost in prediction, with intervals, beside the control.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        From :func:`epiviz.frames.replays`.
+    control : str
+        The policy that others have to beat, drawn as a band.
+    ax : matplotlib.axes.Axes, optional
+    """
+    rows = frame.sort_values("nll_increase", ascending=False).reset_index(drop=True)
+    if ax is None:
+        ax = new_axes(None)
+        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
+    for place, row in rows.iterrows():
+        style = policy_style(row["policy"])
+        ax.hlines(place, row["low"], row["high"], color=style.color, lw=2)
+        ax.plot(row["nll_increase"], place, marker=style.marker, ms=7, color=style.color, ls="none")
+    title = "Eviction's cost in prediction"
+    reference = rows[rows["policy"] == control]
+    if len(reference):
+        row = reference.iloc[0]
+        ax.axvspan(row["low"], row["high"], color=FAINT, zorder=0)
+        note(ax, control, (row["nll_increase"], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
+        others = rows[rows["policy"] != control]
+        better = others[others["high"] < row["low"]]
+        title = f"{len(better)} of {len(others)} policies lie clear of {control} ({signed(row['nll_increase'])} nats)"
+        title += f"; lowest {others['policy'].iloc[-1]} ({signed(others['nll_increase'].iloc[-1])})"
+    ax.axvline(0, color=LINE, lw=1)
+    ax.set_yticks(range(len(rows)), rows["policy"])
+    n = int(rows["n"].iloc[0])
+    return dress(ax, title, f"−log p above the full cache (nats per token; {n} tokens, 95% block bootstrap)", "")
