@@ -1,63 +1,106 @@
-"""Steps a policy through a cache of one layer and one head, with made-up keys, values, hidden states and attention."""
+"""Steps a policy through a small cache with made-up keys, values, queries, hidden states and attention."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from epiviz.attention import RecentQueries
 from epiviz.cache import SlotCache, choose
+from epiviz.draws import Draws
 from epiviz.engine import PassInCache
 from epiviz.models import ModelShape
 from epiviz.policies import New, Slots
 
+DEPTH = 4  # decoder blocks that the policy believes in
+
 
 class GivenRows(PassInCache):
-    """A pass whose attention rows ``[q, n]`` are given."""
+    """A pass whose attention rows may be given, ``[q, n]``; else they are recomputed from queries and keys."""
 
-    given: torch.Tensor
+    given: torch.Tensor | None = None
 
     def rows(self, layer):
-        return self.given[None, None]
+        return super().rows(layer) if self.given is None else self.given[None, None]
 
 
 class Stepper:
-    """Feeds tokens to a policy and evicts when the budget overflows, as the engine does for a row."""
+    """Feeds tokens to a policy and evicts when they are due, as the engine does for rows of equal length.
 
-    def __init__(self, policy, budget, size=3):
+    Parameters
+    ----------
+    policy : Policy
+    budget : ResolvedBudget
+    size : int
+        Channels of keys and values.
+    layers, rows, heads, kv_heads : int
+        Of the cache; one each if not given.
+    dtype : torch.dtype
+        Of keys, values and queries.
+
+    Attributes
+    ----------
+    events : list of (int, int64 ``[layers, rows, kv_heads, kept]``)
+        Tokens seen at each eviction, and the positions that stayed.
+    """
+
+    def __init__(self, policy, budget, size=3, *, layers=1, rows=1, heads=1, kv_heads=1, dtype=torch.float64):
         self.policy, self.budget, self.size = policy, budget, size
-        shape = ModelShape(layers=1, heads=1, kv_heads=1, head_dim=size, hidden=1)
-        tracks = policy.needs(ModelShape(layers=4, heads=1, kv_heads=1, head_dim=size, hidden=1)).tracks
-        self.cache = SlotCache(shape, 1, 4096, torch.float64, torch.device("cpu"), tracks)
-        self.state, self.levels, self.passes, self.prompt = {}, {}, 0, None
+        shape = ModelShape(layers, heads, kv_heads, size, hidden=1)
+        needs = policy.needs(ModelShape(DEPTH, heads, kv_heads, size, hidden=1))
+        self.tracks = needs.tracks
+        self.cache = SlotCache(shape, rows, 4096, dtype, torch.device("cpu"), needs.tracks)
+        self.ring = RecentQueries.empty(shape, rows, max(1, needs.queries), dtype, torch.device("cpu"))
+        self.state, self.levels, self.passes, self.prompt, self.events = {}, {}, 0, None, []
 
-    def feed(self, q, moves=None, keys=None, values=None, rows=None, query=None):
-        """Feed ``q`` tokens: the first call is the prompt. ``moves`` are displacements per layer."""
+    def feed(self, q, moves=None, hidden=None, keys=None, values=None, queries=None, rows=None):
+        """Feed ``q`` tokens: the first call is the prompt.
+
+        ``moves`` are displacements per block, ``[q]``; or ``hidden`` gives the states, ``[rows, q, channels]``. Keys,
+        values and queries broadcast to ``[layers, rows, heads, q, size]`` and are 0 if not given.
+        """
         prompt = self.prompt is None
         self.prompt = q if prompt else self.prompt
-        hidden = {}
+        hidden = dict(hidden or {})
         for layer, steps in (moves or {}).items():
             path = self.levels.get(layer, 0.0) + np.cumsum(steps)
             self.levels[layer] = float(path[-1])
             hidden[layer] = torch.tensor(path, dtype=torch.float64)[None, :, None]
-        zeros = np.zeros((q, self.size))
+        held = self.cache.held[0]
         for storage, given in ((self.cache.keys, keys), (self.cache.values, values)):
-            storage[0, 0, 0, self.cache.held[0] : self.cache.held[0] + q] = torch.as_tensor(
-                np.asarray(zeros if given is None else given, dtype=float)
-            )
-        made = GivenRows(self.cache, q, {})
-        made.given = None if rows is None else torch.as_tensor(np.asarray(rows, dtype=float))
-        for track in self.policy.needs(ModelShape(4, 1, 1, self.size, 1)).tracks:
+            storage[:, :, :, held : held + q] = as_tensor(0.0 if given is None else given)
+        layers, rows_, heads = self.ring.queries.shape[:3]
+        queries = as_tensor(0.0 if queries is None else queries).expand(layers, rows_, heads, q, self.size)
+        queries = queries.to(self.ring.queries.dtype)
+        made = GivenRows(self.cache, q, dict(enumerate(queries)))
+        made.given = None if rows is None else as_tensor(rows)
+        for track in self.tracks:
             made.write(track, torch.zeros(()))
+        positions = self.cache.new_positions(q)
         first = prompt or self.passes == 1
-        self.policy.observe(New(self.cache.new_positions(q), hidden, prompt, first, 4, made), self.state)
+        self.policy.observe(New(positions, hidden, prompt, first, DEPTH, made), self.state)
         self.passes += 1
         self.cache.advance(q)
-        if self.cache.held[0] > self.budget.total:
-            self.evict(query)
+        for layer, of_layer in enumerate(queries):
+            self.ring.write(layer, of_layer)
+        self.ring.advance(positions)
+        due = self.policy.due_after_prompt if prompt else self.policy.due
+        if due(self.cache.seen[0], self.cache.held[0], self.budget):
+            self.evict()
 
-    def slots(self, query=None) -> Slots:
+    @property
+    def room(self) -> int:
+        """Tokens that may be fed at once."""
+        return max(1, self.budget.peak - self.cache.held[0])
+
+    @property
+    def draws(self) -> Draws:
+        rows = range(self.cache.rows)
+        return Draws(0, list(rows), [len(self.events) for _ in rows], torch.device("cpu"))
+
+    def slots(self) -> Slots:
         held = self.cache.held[0]
-        named = self.cache.slots([0], held)
+        named = self.cache.slots(range(self.cache.rows), held)
         slot = torch.arange(held)
         return Slots(
             keys=named.pop("keys"),
@@ -66,18 +109,32 @@ class Stepper:
             candidates=((slot >= self.budget.front) & (slot < held - self.budget.recent))[None, None, None],
             budget=self.budget,
             tracks=named,
-            queries=None if query is None else torch.as_tensor(query, dtype=torch.float64)[None, None, None],
-            query_positions=torch.tensor([[self.cache.seen[0] - 1]]),
+            queries=self.ring.queries,
+            query_positions=self.ring.positions,
         )
 
-    def evict(self, query=None):
-        slots = self.slots(query)
-        priority = self.policy.rank(slots, self.state, None).priority.expand(slots.positions.shape)
-        keep, _ = choose(priority, self.budget.front, self.budget.recent, self.budget.total)
-        self.cache.evict([0], keep, torch.zeros_like(keep, dtype=torch.uint8))
+    def priority(self) -> torch.Tensor:
+        """Rank the slots held now, ``[layers, rows, kv_heads, n]`` (or 1 where all are alike)."""
+        return self.policy.rank(self.slots(), self.state, self.draws).priority
+
+    def evict(self):
+        slots = self.slots()
+        priority = self.priority().float().expand(slots.positions.shape)
+        assert not priority.isnan().any()
+        total = min(self.budget.total, slots.n)
+        if self.policy.underfills:
+            protected = ~slots.candidates.expand(priority.shape)
+            total = int(((priority > -torch.inf) | protected).sum(-1).amax())
+        keep, _ = choose(priority, self.budget.front, self.budget.recent, total)
+        self.events.append((self.cache.seen[0], slots.positions.gather(3, keep)))
+        self.cache.evict(range(self.cache.rows), keep, torch.zeros_like(keep, dtype=torch.uint8))
 
     def positions(self) -> list[int]:
         return self.cache.tracks["position"][0, 0, 0, : self.cache.held[0]].tolist()
 
     def track(self, name) -> list[float]:
         return self.cache.tracks[name][0, 0, 0, : self.cache.held[0]].tolist()
+
+
+def as_tensor(x) -> torch.Tensor:
+    return x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x, dtype=float))

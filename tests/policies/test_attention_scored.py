@@ -136,7 +136,7 @@ def test_longflow_drops_the_slot_of_the_reference_case():
     weights, values = [0.4, 0.05, 0.25, 0.3], [1, -4, 2, 1]
     stepper.feed(3, keys=np.log(weights[:3])[:, None], values=np.array(values[:3])[:, None])
     slots_before = stepper.cache.held[0]
-    stepper.feed(1, keys=[[np.log(0.3)]], values=[[1]], query=[[1.0]])
+    stepper.feed(1, keys=[[np.log(0.3)]], values=[[1]], queries=[[1.0]])
     assert slots_before == 3 and stepper.positions() == [0, 2, 3]
     # products .4 .2 .5 .3
     assert policies.get("tova").needs(None).queries == 1
@@ -145,7 +145,7 @@ def test_longflow_drops_the_slot_of_the_reference_case():
 def test_tova_drops_what_the_current_query_looks_at_least():
     stepper = Stepper(policies.get("tova"), budget(3), size=1)
     stepper.feed(3, keys=np.log([0.4, 0.2, 0.1])[:, None])
-    stepper.feed(1, keys=[[np.log(0.3)]], query=[[1.0]])
+    stepper.feed(1, keys=[[np.log(0.3)]], queries=[[1.0]])
     assert stepper.positions() == [0, 1, 3]
 
 
