@@ -6,11 +6,11 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study lab test figures clean
+.PHONY: help study lab test test-full figures clean
 
 help: ## show this list
 	@echo "epiviz: make TARGET"
-	@sed -n 's/^\([a-z][a-z]*\):.*## /  \1 /p' $(MAKEFILE_LIST) | awk '{t=$$1; $$1=""; printf "  %-7s%s\n", t, $$0}'
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /  \1 /p' $(MAKEFILE_LIST) | awk '{t=$$1; $$1=""; printf "  %-10s%s\n", t, $$0}'
 
 study: $(READY) ## run every notebook into runs/study and print the findings (PROFILE=demo, ARGS="--force …")
 	$(BIN)/epiviz study --profile $(PROFILE) $(ARGS)
@@ -20,6 +20,9 @@ lab: $(READY) ## open JupyterLab on the first notebook (LAB_ARGS="--no-browser -
 
 test: $(READY) ## run all tests (TEST_ARGS="-k retention")
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST_ARGS)
+
+test-full: $(READY) ## run every policy on every model and dtype (hours), and write data/results/matrix.csv
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --full tests/test_matrix.py $(TEST_ARGS)
 
 figures: $(READY) ## take the README's pictures again
 	$(BIN)/python docs/make_figures.py

@@ -10,7 +10,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers that all start a thread per c
     threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported, and for kernels started by tests
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 
 import epiviz as ev
@@ -39,3 +42,24 @@ def synthetic_trace() -> ev.Trace:
         header={"model": "made-up", "tokenizer": "none", "source": "tokens", "status": "finished", "seed": 0},
         name="made-up",
     )
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run every cell of the matrix and write down the result")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Write the whole matrix down once it ran: what each cell measured, and the cells that failed."""
+    if not config.getoption("full") or hasattr(config, "workerinput"):
+        return
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    cells = [
+        dict(report.user_properties)["cell"] | {"outcome": report.outcome, "seconds": round(report.duration, 2)}
+        for report in reports
+        if report.when == "call" and "cell" in dict(report.user_properties)
+    ]
+    if cells:
+        path = Path(__file__).parents[1] / "data" / "results" / "matrix.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(cells).to_csv(path, index=False, float_format="%.3g")
+        terminalreporter.write_line(f"{len(cells)} cells written to {path}")

@@ -1,0 +1,14 @@
+"""Every policy in every cell of the table: equal to the oracle, within its budget, independent of its batch."""
+
+from __future__ import annotations
+
+import matrix
+
+
+def pytest_generate_tests(metafunc):
+    cells = matrix.FULL if metafunc.config.getoption("full") else matrix.CI
+    metafunc.parametrize("cell", cells, ids=str)
+
+
+def test_cell(cell, record_property):
+    record_property("cell", vars(cell) | {"dtype": str(cell.dtype).removeprefix("torch.")} | matrix.check(cell))
