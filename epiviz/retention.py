@@ -73,6 +73,17 @@ class Retention:
         """Number of evictions."""
         return len(self.event_steps)
 
+    @property
+    def evicting(self) -> list[int]:
+        """The layers that evict; all of them if none is named."""
+        return list(self.evicts) or list(range(self.death.shape[0]))
+
+    def fired(self, step: int) -> int:
+        """Return how many evictions have fired once ``step`` tokens were seen, ``step`` in ``0 … tokens``."""
+        if not 0 <= step <= self.tokens:
+            raise ValueError(f"step {step} is outside 0 … {self.tokens}, the tokens this run has seen")
+        return int(np.searchsorted(self.event_steps, step, side="right"))
+
     def death_steps(self) -> np.ndarray:
         """Return the tokens seen when each slot left, int64 ``[layers, kv_heads, tokens]``; never = ``tokens + 1``."""
         return np.append(self.event_steps, self.tokens + 1)[self.death]
@@ -89,16 +100,17 @@ class Retention:
         -------
         bool ``[layers, kv_heads, tokens]``
         """
-        if not 0 <= step <= self.tokens:
-            raise ValueError(f"step {step} is outside 0 … {self.tokens}, the tokens this run has seen")
-        born = np.arange(self.tokens) < step
-        return born & (self.death_steps() > step)
+        alive = self.death >= self.fired(step)
+        alive[:, :, step:] = False  # not yet born
+        return alive
 
     def held(self, step: int) -> np.ndarray:
         """Return the share of the evicting heads that hold each token at ``step``, float64 ``[tokens]``."""
-        alive = self.alive(step)
-        layers = list(self.evicts) or list(range(alive.shape[0]))
-        return alive[layers].mean(axis=(0, 1))
+        fired = self.fired(step)
+        heads = sum((self.death[layer] >= fired).sum(axis=0) for layer in self.evicting)
+        share = heads / (len(self.evicting) * self.death.shape[1])
+        share[step:] = 0
+        return share
 
     def visible(self) -> np.ndarray:
         """Return what each query saw, bool ``[layers, kv_heads, tokens (query), tokens (key)]``.
@@ -117,8 +129,7 @@ class Retention:
         """
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1], got {share}")
-        layers = list(self.evicts) or list(range(self.death.shape[0]))
-        heads = np.sort(self.death[layers].reshape(-1, self.tokens), axis=0)
+        heads = np.sort(self.death[self.evicting].reshape(-1, self.tokens), axis=0)
         return heads[int(np.ceil(share * len(heads))) - 1].astype(np.int32)
 
     def save(self, path: str | Path) -> None:
