@@ -21,7 +21,6 @@ PROMPTS = (12, 57, 102)  # a batch whose prompts differ by 90 tokens, two of the
 POLICIES = ev.policies.names()
 # memory grows with the text, and the meter says so
 UNBOUNDED = ("full", "lagkv-ratio", "seer-oracle", "seer-quest", "snapkv-prefill")
-UNBOUNDED = ("full", "lagkv-ratio", "seer-oracle", "seer-quest", "snapkv-prefill")
 FIRST_SIX = ("full", "random", "streaming", "epikv", "vase-attnv", "vase-dkv")
 REPRESENTATIVES = ("random", "epikv", "vase-attnv", "vase-dkv", "h2o", "rkv")  # one for each kind of need
 HEADS = [(name, *heads) for name in ("llama", "qwen3") for heads in ((4, 2), (1, 1), (8, 1))]
