@@ -6,7 +6,7 @@ import operator
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -130,6 +130,8 @@ class Session:
     positions : {"absolute", "cache-relative", "rerotated"}
     recorder : object, optional
         ``needs`` (a :class:`Needs`) and ``observe(new, logits, tokens)``, called after each pass with all its logits.
+    on_event : callable, optional
+        Called after each eviction with the :class:`Slots` that stay, of the rows that evicted; not to be changed.
     """
 
     def __init__(
@@ -141,10 +143,12 @@ class Session:
         seed: int,
         positions: str = "absolute",
         recorder=None,
+        on_event: Callable[[Slots], None] | None = None,
     ):
         self.positions = check(positions)
         self.rotary = Rotary.of(model) if positions == "rerotated" else None
         self.model, self.policy, self.rows, self.recorder = model, policy, list(rows), recorder
+        self.on_event = on_event
         self.seed, self.new_tokens = operator.index(seed), new_tokens
         needs = policy.needs(model.shape)
         self.needs: Needs = needs | recorder.needs if recorder else needs
@@ -323,6 +327,12 @@ class Session:
         for row, i in enumerate(indices):
             where, why = (x[:, row].to("cpu", non_blocking=True) for x in left)
             rows[row].events.append((cache.seen[i], where, why))
+        if self.on_event is not None:
+            held = keep.shape[-1]
+            stay = cache.slots(indices, held)
+            keys, values, positions = stay.pop("keys"), stay.pop("values"), stay.pop("position")
+            chosen = (slot[:held] >= budget.front) & (slot[:held] < held - budget.recent)
+            self.on_event(Slots(keys, values, positions, chosen[None, None, None], budget, tracks=stay))
 
     def _filled(self, priority: torch.Tensor, budget: ResolvedBudget) -> int:
         """Count the slots that an underfilling policy keeps; the host has to know, so this waits for the device."""

@@ -7,6 +7,7 @@ lock-step, so that what eviction does to the predictions is measured token by to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from epiviz import policies
 from epiviz.decode import progress_bar
 from epiviz.engine import Meter, Session, make_rows
 from epiviz.models import Model
-from epiviz.policies.base import Budget, Policy, ResolvedBudget
+from epiviz.policies.base import Budget, Policy, ResolvedBudget, Slots
 from epiviz.retention import Retention
 from epiviz.signals import at_least_float32
 from epiviz.trace import Trace
@@ -92,6 +93,7 @@ def replay(
     *,
     positions: str = "absolute",
     progress: bool = True,
+    on_event: Callable[[Slots], None] | None = None,
 ) -> Replay:
     """Run a policy over a recorded trace.
 
@@ -102,6 +104,9 @@ def replay(
     trace : Trace
     policy, budget, seed, positions, progress
         As in :func:`epiviz.generate`; a budget that is a share is one of the trace.
+    on_event : callable, optional
+        Called after each eviction with the :class:`~epiviz.policies.base.Slots` that stay, to be looked at and not
+        changed; for instance a :class:`epiviz.diversity.DiversityRecorder`.
 
     Returns
     -------
@@ -120,7 +125,7 @@ def replay(
         raise ValueError(f"the trace {trace.name!r} has {len(prompt)} prompt tokens and none after them to predict")
     policy = policies.get(policy)
     rows = [make_rows([prompt], each, budget, len(rest)) for each in (policy, policies.get("full"))]
-    evicted = Session(model, policy, rows[0], len(rest), seed, positions)
+    evicted = Session(model, policy, rows[0], len(rest), seed, positions, on_event=on_event)
     full = Session(model, policies.get("full"), rows[1], len(rest), seed)
     measured = []
     tokens = torch.tensor(rest, dtype=torch.int64, device=model.device)[None]
