@@ -2,6 +2,7 @@
 
 During a run every attention call of the model passes through here: the backend that the model was loaded with does
 the work, and the seam sees the rotated queries on their way. Fused kernels stay on; no attention matrix is asked for.
+A selection (:mod:`epiviz.policies.selection`) is asked here, inside the call, what each query attends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +22,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from epiviz.models import Model
 from epiviz.positions import Rotary
-from epiviz.signals import at_least_float32
+from epiviz.signals import at_least_float32, in_score_dtype
+
+if TYPE_CHECKING:
+    from epiviz.selector import Selector
 
 PREFIX = "epiviz-"
 _ACTIVE: ContextVar[Seam | None] = ContextVar("epiviz_seam", default=None)
@@ -95,7 +100,9 @@ class RecentQueries:
         return self.queries[:, :1].numel() * self.queries.element_size()
 
 
-def attention_rows(queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+def attention_rows(
+    queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor, score_dtype: str = "float32"
+) -> torch.Tensor:
     """Return softmax attention weights, recomputed from queries and keys.
 
     Parameters
@@ -104,16 +111,18 @@ def attention_rows(queries: torch.Tensor, keys: torch.Tensor, visible: torch.Ten
     keys : ``[rows, kv_heads, n, head_dim]``
     visible : bool, broadcasts to ``[rows, kv_heads, q, n]``
         A query that sees nothing gets zeros.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of logits and weights; the softmax itself is never computed in less than float32.
 
     Returns
     -------
-    ``[rows, heads, q, n]``, at least float32.
+    ``[rows, heads, q, n]``, at least float32, or bfloat16.
     """
     size, groups = queries.shape[3], queries.shape[1] // keys.shape[1]
-    queries = at_least_float32(queries).unflatten(1, (-1, groups))
-    logits = torch.einsum("rhgqd,rhnd->rhgqn", queries, at_least_float32(keys)) / size**0.5
-    logits = logits.masked_fill(~visible.unsqueeze(2), -torch.inf)
-    return torch.softmax(logits, dim=-1).nan_to_num(0.0).flatten(1, 2)
+    queries, keys = (in_score_dtype(x, score_dtype) for x in (queries, keys))
+    logits = torch.einsum("rhgqd,rhnd->rhgqn", queries.unflatten(1, (-1, groups)), keys) / size**0.5
+    logits = at_least_float32(logits).masked_fill(~visible.unsqueeze(2), -torch.inf)
+    return in_score_dtype(torch.softmax(logits, dim=-1).nan_to_num(0.0).flatten(1, 2), score_dtype)
 
 
 class Seam:
@@ -124,27 +133,38 @@ class Seam:
         self.keep_queries = keep_queries
         self.queries: dict[int, torch.Tensor] = {}
         self.recent: RecentQueries | None = None
+        self.selector: Selector | None = None
         self.hidden: dict[int, torch.Tensor] = {}
 
-    def watch(self, module, query: torch.Tensor, scaling: float | None) -> None:
+    def watch(self, module, query: torch.Tensor, scaling: float | None) -> torch.Tensor | None:
         """Take a look at the rotated queries ``[rows, heads, q, head_dim]`` on their way to the backend.
 
         They are kept on the scale at which logits are ``q · k / √head_dim``; few models use another one.
+
+        Returns
+        -------
+        bool ``[rows, heads, q, slots]`` or None
+            The slots that a selection lets each query attend; None if it may attend all it sees.
         """
         evicts = self.cache.shape.evicts
-        if module.layer_idx not in evicts or not (self.keep_queries or self.recent is not None):
-            return
+        wanted = self.keep_queries or self.recent is not None or self.selector is not None
+        if module.layer_idx not in evicts or not wanted:
+            return None
         layer, usual = evicts.index(module.layer_idx), query.shape[-1] ** -0.5
         query = query if scaling in (None, usual) else query * (scaling / usual)
         if self.recent is not None:
             self.recent.write(layer, query)
         if self.keep_queries:
             self.queries[layer] = query
+        return None if self.selector is None else self.selector.visible(layer, query)
 
     @contextmanager
-    def watching(self, cache, recent: RecentQueries | None) -> Iterator[None]:
-        """Let this seam see the forward passes of this thread, which fill ``cache`` and ``recent``."""
-        self.cache, self.recent = cache, recent
+    def watching(self, cache, recent: RecentQueries | None, selector: Selector | None = None) -> Iterator[None]:
+        """Let this seam see the forward passes of this thread, which fill ``cache`` and ``recent``.
+
+        With a ``selector`` each query attends only what that selects.
+        """
+        self.cache, self.recent, self.selector = cache, recent, selector
         token = _ACTIVE.set(self)
         try:
             yield
@@ -200,12 +220,15 @@ def _seam_name(backend: str) -> str:
 def _make_seam(backend: str):
     def attend(module, query, key, value, attention_mask, **kwargs):
         seam = _ACTIVE.get()
-        if seam is not None:
-            seam.watch(module, query, kwargs.get("scaling"))
+        selected = None if seam is None else seam.watch(module, query, kwargs.get("scaling"))
+        attention_mask = attention_mask if selected is None else selected
         if backend == "eager":
             return _eager(module, query, key, value, attention_mask, **kwargs)
         if seam is not None and backend.startswith("flash_attention"):
-            return flash_with_counts(query, seam.cache, module.layer_idx, kwargs.get("scaling")), None
+            if selected is None:
+                return flash_with_counts(query, seam.cache, module.layer_idx, kwargs.get("scaling")), None
+            # The kernel takes one count per row and no mask per head: layers that select go through PyTorch's own.
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, selected, **kwargs)
         return ALL_ATTENTION_FUNCTIONS[backend](module, query, key, value, attention_mask, **kwargs)
 
     return attend
@@ -216,7 +239,9 @@ def _eager(module, query, key, value, attention_mask, scaling=None, **kwargs):
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     logits = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+    elif attention_mask is not None:
         logits = logits + attention_mask
     weights = torch.softmax(logits, dim=-1, dtype=torch.promote_types(torch.float32, query.dtype)).to(query.dtype)
     return (weights @ value).transpose(1, 2).contiguous(), weights

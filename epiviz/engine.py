@@ -310,6 +310,8 @@ class Session:
         if not everyone:
             for name, x in own.items():
                 state[name].index_copy_(0, index, x)
+            for name in self.needs.tracks:
+                cache.tracks[name][:, index, :, :n] = named[name]
         # float32 for float64 models too: equal tokens have equal values in layer 0, and rounding must not break ties.
         priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()

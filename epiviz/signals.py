@@ -26,6 +26,14 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+SCORE_DTYPES = ("float32", "bfloat16")
+
+
+def in_score_dtype(x: torch.Tensor, score_dtype: str = "float32") -> torch.Tensor:
+    """Return ``x`` in the precision of a score: at least float32, or bfloat16 as in public code."""
+    return x.bfloat16() if score_dtype == "bfloat16" else at_least_float32(x)
+
+
 def reference_layers(layers: int, reference: tuple[int, int] = REFERENCE_LAYERS) -> tuple[int, int]:
     """Scale two layer numbers of a 32-layer model to a model of ``layers`` blocks.
 
@@ -54,7 +62,9 @@ def reference_bands(layers: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return tuple(reference_layers(layers, band) for band in REFERENCE_BANDS)  # type: ignore[return-value]
 
 
-def displacement(hidden: torch.Tensor, previous: torch.Tensor | None = None) -> torch.Tensor:
+def displacement(
+    hidden: torch.Tensor, previous: torch.Tensor | None = None, score_dtype: str = "float32"
+) -> torch.Tensor:
     """Return how far the residual stream moves at each token, ``‖h(t) − h(t−1)‖₂`` (EpiKV, section 3).
 
     Parameters
@@ -63,15 +73,17 @@ def displacement(hidden: torch.Tensor, previous: torch.Tensor | None = None) -> 
         Residual stream after one block.
     previous : ``[..., channels]``, optional
         The state before the first token. Without it the first displacement is 0.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of differences and norms; bfloat16 norms near 10 move in steps of 0.0625.
 
     Returns
     -------
     ``[..., tokens]``, at least float32.
     """
-    hidden = at_least_float32(hidden)
-    first = hidden[..., :1, :] if previous is None else at_least_float32(previous).unsqueeze(-2)
+    hidden = in_score_dtype(hidden, score_dtype)
+    first = hidden[..., :1, :] if previous is None else in_score_dtype(previous, score_dtype).unsqueeze(-2)
     steps = torch.diff(hidden, dim=-2, prepend=first)
-    return torch.linalg.vector_norm(steps, dim=-1)
+    return at_least_float32(torch.linalg.vector_norm(steps, dim=-1))
 
 
 def rolling_windows(x: torch.Tensor, window: int = WINDOW, history: torch.Tensor | None = None) -> torch.Tensor:

@@ -16,13 +16,15 @@ from epiviz.policies.base import (
     register,
 )
 from epiviz.policies.channels import EpiKVLag, EpiKVLagKey, KeyVariance, ValueVariance
-from epiviz.policies.compose import ReserveValues, Sample
+from epiviz.policies.compose import Sample
 from epiviz.policies.epikv import EpiKV, EpiKVAttention, EpiKVBand, EpiKVMean
 from epiviz.policies.h2o import H2O
+from epiviz.policies.harness import Preset, paper_harness
 from epiviz.policies.keys import KeyDiff, KNorm
 from epiviz.policies.lagkv import LagKV, LagKVRatio
 from epiviz.policies.lastrow import TOVA, LongFlow
 from epiviz.policies.raas import RaaS
+from epiviz.policies.reserve import ReserveValues
 from epiviz.policies.rkv import RKV, RKVSimple
 from epiviz.policies.segments import EpiKVSeg, SegmentHS, ThinKVTertiles
 from epiviz.policies.simple import Full, Random, Recency, Streaming
@@ -54,6 +56,7 @@ __all__ = [
     "Needs",
     "New",
     "Policy",
+    "Preset",
     "RKVSimple",
     "RaaS",
     "Random",
@@ -75,6 +78,7 @@ __all__ = [
     "VaseDKV",
     "get",
     "names",
+    "paper_harness",
     "register",
     "vase_attnv",
 ]

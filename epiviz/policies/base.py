@@ -2,7 +2,8 @@
 
 A policy gives every slot a priority; the engine protects sinks, recent tokens and (if the budget says so) the
 prompt, keeps the highest of the rest, breaks ties in favour of the newer token and moves the slots. A method is one
-file beside this one.
+file beside this one. Methods that evict nothing but restrict what a query attends have a contract of their own, in
+:mod:`epiviz.policies.selection`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
@@ -140,12 +142,15 @@ class Needs:
         Decoder blocks whose output :meth:`Policy.observe` gets.
     tracks : mapping of str to torch.dtype
         Values kept per slot; the engine moves them with the slots.
+    summaries : mapping of str to int
+        Vectors kept per complete block of a selection, by their length; the engine moves them with the rows.
     """
 
     queries: int = 0
     rows: bool = False
     hidden: tuple[int, ...] = ()
     tracks: Mapping[str, torch.dtype] = field(default_factory=dict)
+    summaries: Mapping[str, int] = field(default_factory=dict)
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -153,6 +158,7 @@ class Needs:
             self.rows or other.rows,
             tuple(sorted({*self.hidden, *other.hidden})),
             {**self.tracks, **other.tracks},
+            {**self.summaries, **other.summaries},
         )
 
 
@@ -204,6 +210,11 @@ class New:
         """Return a track over all slots, new ones last, ``[layers, rows, kv_heads, n]``; change it in place."""
         return self._pass.track(name)
 
+    @property
+    def visible(self) -> torch.Tensor:
+        """The slots that each new token sees, bool ``[rows, 1, q, n]``."""
+        return self._pass.visible()
+
     def rows(self, layer: int) -> torch.Tensor:
         """Return the attention rows of the new tokens in one layer, ``[rows, heads, q, n]``, at least float32.
 
@@ -218,6 +229,7 @@ class Pass(Protocol):
     def newest(self, name: str, every_layer: bool = False) -> torch.Tensor: ...
     def write(self, track: str, values: torch.Tensor) -> None: ...
     def track(self, name: str) -> torch.Tensor: ...
+    def visible(self) -> torch.Tensor: ...
     def rows(self, layer: int) -> torch.Tensor: ...
 
 
@@ -234,6 +246,7 @@ class Slots:
         Slots that may go: neither sinks nor recent nor a protected prompt.
     budget : ResolvedBudget
     tracks : dict of str to ``[layers, rows, kv_heads, n]``
+        A policy may change them in place while it ranks; they move with the slots that stay.
     queries : ``[layers, rows, heads, window, head_dim]`` or None
         Rotated queries of the last tokens, in no particular order.
     query_positions : int64 ``[rows, window]`` or None
@@ -285,6 +298,7 @@ class Policy:
 
     name: ClassVar[str] = ""
     evicts: ClassVar[bool] = True  # False: keeps everything
+    selects: ClassVar[bool] = False  # True: restricts what each query attends (a Selection)
     bounded: ClassVar[bool] = True  # False: memory grows with the text, and the meter says so
     underfills: ClassVar[bool] = False  # True: a priority of −∞ drops a slot even if there is room
     weights: ClassVar[bool] = False  # True: priorities are non-negative weights that can be sampled from
@@ -294,6 +308,10 @@ class Policy:
         """The printed name: the registered one, and the parameters that differ from their defaults."""
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
         return label(self.name, {name: (getattr(self, name), default) for name, default in defaults.items()})
+
+    def for_model(self, shape: ModelShape) -> Policy:
+        """Return the policy as it runs on a model: where parameters hang on the model, they are settled here."""
+        return self
 
     def needs(self, shape: ModelShape) -> Needs:
         """Return what the policy wants to see on a model of this shape."""
@@ -359,7 +377,7 @@ def names() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def get(policy: str | Policy, **parameters) -> Policy:
+def get(policy: str | Policy, /, **parameters) -> Policy:
     """Return a policy by name, with parameters.
 
     ``"path/to/file.py"`` runs a file that registers a policy and returns it; of several, ``"file.py:name"`` picks one.
@@ -391,8 +409,9 @@ def _load_file(path: str, name: str) -> str:
         raise UnknownPolicyError(f"there is no policy file {path!r}")
     if file not in _FILES:
         before = set(_REGISTRY)
-        spec = importlib.util.spec_from_file_location(f"epiviz_policy_{file.stem}", file)
+        spec = importlib.util.spec_from_file_location(f"epiviz_policy_{len(_FILES)}_{file.stem}", file)
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # so that the source of its classes can be found
         spec.loader.exec_module(module)
         _FILES[file] = sorted(set(_REGISTRY) - before)
     found = _FILES[file]
@@ -424,3 +443,9 @@ def reject_unknown(policy: str, parameters: Mapping, known: list[str]) -> None:
             hint = f"; did you mean {near[0]!r}?" if near else "."
             listed = ", ".join(known) or "none"
             raise TypeError(f"policy {policy!r} has no parameter {name!r}{hint} Its parameters: {listed}")
+
+
+def check_choice(name: str, value: str, choices) -> None:
+    """Raise ValueError if a parameter is none of its choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
 
 SCOPES = {"global": (0, 2), "layer": (2,), "head": ()}  # axes of [layers, rows, kv_heads, q] that are averaged
 
@@ -31,8 +31,7 @@ class ChannelPolicy(Policy):
     scope: str = "global"
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        check_choice("scope", self.scope, SCOPES)
 
     def needs(self, shape) -> Needs:
         return Needs(tracks={"score": torch.float32})
@@ -50,12 +49,16 @@ class VariancePolicy(ChannelPolicy):
     scope : {"global", "layer", "head"}
     window : int
         Trailing values of the rolling mean; it starts empty at the prompt's and at the generated part's first token.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of the variance, and of its mean over a layer's heads.
     """
 
     window: int = signals.WINDOW
+    score_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("score_dtype", self.score_dtype, signals.SCORE_DTYPES)
         if self.window < 1:
             raise ValueError(f"window must be at least 1, got {self.window}")
 
@@ -63,7 +66,9 @@ class VariancePolicy(ChannelPolicy):
         raise NotImplementedError
 
     def observe(self, new: New, state: State) -> None:
-        x = average(self.variance(new), self.scope).transpose(0, 1)  # rows first: state is kept per row
+        x = signals.in_score_dtype(self.variance(new), self.score_dtype)
+        x = x if self.scope == "head" else average(x, "layer")  # layers are averaged last, in full precision
+        x = average(signals.at_least_float32(x), self.scope).transpose(0, 1)  # rows first: state is kept per row
         history = None if new.first else state["window"]
         new.write("score", signals.rolling_mean(x, self.window, history).transpose(0, 1))
         state["window"] = signals.rolling_windows(x, self.window, history)[..., -1, 1:]

@@ -1,4 +1,7 @@
-"""Wrappers that turn one policy into another: sample from its scores, or reserve slots for large values first."""
+"""Wrappers that turn one policy into another: their base, and :class:`Sample`, which draws from its scores.
+
+:class:`~epiviz.policies.reserve.ReserveValues` is the other one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, reject_unknown
+from epiviz.policies.base import Policy, Ranking, Slots, check_choice, reject_unknown
+from epiviz.policies.order import remember_order
 from epiviz.retention import Reason
-
-STATISTICS = {
-    "range": signals.value_range,
-    "variance": signals.channel_variance,
-    "norm": signals.channel_norm,
-}
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,10 @@ class Wrapper(Policy):
         return self.policy.evicts
 
     @property
+    def selects(self) -> bool:
+        return self.policy.selects
+
+    @property
     def bounded(self) -> bool:
         return self.policy.bounded
 
@@ -56,6 +58,9 @@ class Wrapper(Policy):
     @property
     def weights(self) -> bool:
         return False
+
+    def for_model(self, shape) -> Policy:
+        return replace(self, policy=self.policy.for_model(shape))
 
     def needs(self, shape):
         return self.policy.needs(shape)
@@ -78,38 +83,77 @@ class Wrapper(Policy):
         return replace(self, title=None, **parameters)
 
 
+def listed(value: str, default: str) -> str:
+    """Return a parameter for a printed composition, nothing if it is the default."""
+    return "" if value == default else f", {value}"
+
+
 @dataclass(frozen=True)
 class Sample(Wrapper):
     """Draw the kept slots without replacement instead of taking the top (VaSE, section 4.1).
 
     An exponential race: non-negative weights w compete as w^(1/T) / Exp(1); signed scores as exp(z / T) / Exp(1), z
     standardised over the head's candidates. Slots of weight zero lose to every positive one and are taken newest
-    first, where ``torch.multinomial`` would return them at random.
+    first, where ``torch.multinomial`` would return them at random. Of a selection, blocks are drawn by their weights,
+    anew for every query.
 
     Parameters
     ----------
     policy : Policy
     temperature : float
         T; small values approach the top, large ones uniform sampling.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of the race: at least float32, or bfloat16 weights, noise and ratios, as ``torch.multinomial`` draws
+        from bfloat16 weights.
     """
 
     temperature: float = 1.0
+    score_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not self.policy.selects:
+            super().__post_init__()
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
+        check_choice("score_dtype", self.score_dtype, signals.SCORE_DTYPES)
 
     def _composition(self) -> str:
         hot = "" if self.temperature == 1 else f", T={self.temperature:g}"
-        return f"sample({self.policy.label}{hot})"
+        return f"sample({self.policy.label}{hot}{listed(self.score_dtype, 'float32')})"
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         inner = self.policy.rank(slots, state, draws).priority.double()
         log_weight = inner.log() if self.policy.weights else standardise(inner, slots.candidates)
-        race = log_weight / self.temperature + draws.gumbel(slots.positions)
-        lowest = torch.finfo(torch.float32).min
-        return Ranking(torch.where(log_weight == -torch.inf, lowest, race), Reason.SAMPLED)
+        race = self._race(log_weight, draws.gumbel(slots.positions))
+        remember_order(slots, race)
+        return Ranking(race, Reason.SAMPLED)
+
+    def _race(self, log_weight: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return the places of a race: the highest come in first."""
+        log_weight = log_weight / self.temperature
+        if self.score_dtype == "bfloat16":
+            return log_weight.exp().bfloat16() / (-noise).exp().bfloat16()
+        return torch.where(log_weight == -torch.inf, torch.finfo(torch.float32).min, log_weight + noise)
+
+    # What a selection needs is the wrapped one's, but for the race.
+
+    @property
+    def block(self) -> int:
+        return self.policy.block
+
+    def sparse_layers(self, shape) -> tuple[int, ...]:
+        return self.policy.sparse_layers(shape)
+
+    def summarise(self, layer, keys, positions) -> dict[str, torch.Tensor]:
+        return self.policy.summarise(layer, keys, positions)
+
+    def weigh(self, query, blocks, draws) -> torch.Tensor:
+        log_weight = self.policy.weigh(query, blocks, draws).double()
+        race = self._race(log_weight, draws.gumbel(log_weight.shape[1], blocks.count))
+        return race.masked_fill(log_weight == -torch.inf, -torch.inf)
+
+    def select(self, query, blocks, draws) -> torch.Tensor:
+        return blocks.take(self.weigh(query, blocks, draws))
 
 
 def standardise(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -121,82 +165,3 @@ def standardise(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     variance = torch.where(finite, (clean - mean).square(), 0.0).sum(-1, keepdim=True) / count
     z = (scores - mean) / variance.sqrt().clamp(min=1e-12)
     return torch.where(scores.isfinite(), z, scores)
-
-
-@dataclass(frozen=True)
-class ReserveValues(Wrapper):
-    """Reserve slots for the largest value states of each head; the wrapped policy fills the rest (VaSE, section 4.1).
-
-    Parameters
-    ----------
-    policy : Policy
-    share : float
-        Reserved share of the budget. ``round(share · total)`` slots are reserved, the sinks counted among them.
-    statistic : {"range", "variance", "norm"}
-        What makes a value state large.
-
-    Raises
-    ------
-    BudgetError
-        More slots are reserved than the policy may choose freely.
-    """
-
-    share: float = field(default=0.25)
-    statistic: str = field(default="range")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.share < 1:
-            raise ValueError(f"share must lie in [0, 1), got {self.share}")
-        if self.statistic not in STATISTICS:
-            raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {self.statistic!r}")
-
-    def _composition(self) -> str:
-        suffix = "" if self.statistic == "range" else f", {self.statistic}"
-        return f"reserve({self.policy.label}, {self.share:g}{suffix})"
-
-    def reserved(self, budget) -> int:
-        """Slots reserved for value states, the sinks not counted."""
-        return max(0, round(self.share * budget.total) - budget.sinks)
-
-    def check(self, budget, shape) -> None:
-        self.policy.check(budget, shape)
-        if self.reserved(budget) > budget.free:
-            raise BudgetError(
-                f"a share of {self.share:g} of {budget.total} slots reserves {self.reserved(budget)} beside "
-                f"{budget.sinks} sinks, but only {budget.free} are free beside {budget.front} protected at the front "
-                f"and {budget.recent} recent; lower the share or recent, or raise total"
-            )
-
-    def rank(self, slots: Slots, state, draws) -> Ranking:
-        ranking = self.policy.rank(slots, state, draws)
-        size = torch.stack([STATISTICS[self.statistic](values) for values in slots.values])
-        size = torch.where(slots.candidates, size, -torch.inf)
-        return reserve(ranking, largest(size, self.reserved(slots.budget)))
-
-
-def reserve(ranking: Ranking, reserved: torch.Tensor) -> Ranking:
-    """Put the slots marked in ``reserved`` above all others of a ranking."""
-    priority = ranking.priority.double().clamp(min=torch.finfo(torch.float32).min)  # no −∞: nothing else is dropped
-    priority = torch.where(reserved, torch.inf, priority)
-    reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=priority.device)
-    return Ranking(priority, torch.where(reserved, int(Reason.RESERVED), reason.expand(priority.shape)))
-
-
-def largest(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Mark the ``count`` largest along the last axis, bool like ``x``; of equal ones (in float32) the newer win."""
-    order = newest_first_order(x.float())[..., :count]
-    return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order, True)
-
-
-def newest_first_order(priority: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the last axis by descending priority, later indices first among equals."""
-    n = priority.shape[-1]
-    return n - 1 - priority.flip(-1).argsort(dim=-1, descending=True, stable=True)
-
-
-def rank_from_top(scores: torch.Tensor) -> torch.Tensor:
-    """Return each entry's place in descending order along the last axis, the later first among equals."""
-    order = newest_first_order(scores)
-    place = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, place)

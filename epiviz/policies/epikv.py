@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
 from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.h2o import H2O
 
@@ -27,18 +27,27 @@ class HiddenStatePolicy(Policy):
         given: the reference of a 32-layer model, scaled to the model's depth.
     window : int
         Trailing displacements of the rolling statistic, the current one included.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of displacements.
+    average_rows : bool
+        Average displacements over the rows of a batch, so that all get the same scores, as the public code does. A
+        row then depends on its batch.
 
     Notes
     -----
     The public code keeps min(128, budget / 4) recent tokens, protects the prompt and evicts one token per step; here
     these are the budget's ``recent``, ``protect_prompt`` and ``buffer``. It also rotates every token after the first
     eviction at one frozen position, and takes norms in bfloat16; here positions stay absolute and norms are float32.
+    :func:`epiviz.policies.paper_harness` sets all of it.
     """
 
     layers: tuple | None = None
     window: int = signals.WINDOW
+    score_dtype: str = "float32"
+    average_rows: bool = False
 
     def __post_init__(self) -> None:
+        check_choice("score_dtype", self.score_dtype, signals.SCORE_DTYPES)
         if self.window < 2:
             raise ValueError(f"window must hold at least 2 displacements, got {self.window}")
         if self.layers is not None and (len(self.layers) != 2 or self.layers[0] == self.layers[1]):
@@ -70,7 +79,10 @@ class HiddenStatePolicy(Policy):
         bands = self.bands(new.depth)
         layers = sorted({*bands[0], *bands[1]})
         hidden = torch.stack([new.hidden[layer] for layer in layers], dim=1)  # [rows, layers, q, channels]
-        moves = signals.displacement(hidden, None if new.first and new.prompt else state["previous"])
+        previous = None if new.first and new.prompt else state["previous"]
+        moves = signals.displacement(hidden, previous, self.score_dtype)
+        if self.average_rows:
+            moves = moves.mean(0, keepdim=True).expand_as(moves)
         moves = torch.stack([moves[:, [layers.index(layer) for layer in band]].mean(1) for band in bands], dim=1)
         # The window starts empty at the prompt's and at the generated part's first token.
         history = None if new.first else state["window"]
@@ -149,8 +161,7 @@ class EpiKVAttention(HiddenStatePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scope not in SCOPES:
-            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        check_choice("scope", self.scope, SCOPES)
 
     def needs(self, shape) -> Needs:
         return super().needs(shape) | H2O().needs(shape)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, register
-from epiviz.policies.compose import rank_from_top
+from epiviz.policies.order import rank_from_top
 from epiviz.signals import at_least_float32
 
 
@@ -123,7 +123,7 @@ class LagKVRatio(LagKV):
             parts = [
                 x[layer, :, :, start : stop + self.lag].unflatten(2, (-1, self.lag)) for x in (slots.keys, slots.values)
             ]
-            score = sum(lag_score(part) for part in parts)
+            score = sum(lag_score(part) for part in parts).float()
             place = rank_from_top(score)
-            priority[layer, :, :, start:stop] = torch.where(place < self.kept, score.float(), -torch.inf).flatten(2)
+            priority[layer, :, :, start:stop] = torch.where(place < self.kept, score, -torch.inf).flatten(2)
         return Ranking(priority)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from epiviz.attention import attention_rows
-from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
+from epiviz.policies.base import Needs, Policy, Ranking, Slots, check_choice, register
+from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.h2o import group_mean
 from epiviz.signals import at_least_float32
 
@@ -36,15 +37,22 @@ class TOVA(Policy):
 class LongFlow(Policy):
     """Keep the highest attention × ‖value‖₁ of the current query, per layer and KV head (arXiv 2603.11504).
 
-    The EpiKV harness averages both factors over layers and heads before multiplying; here each head has its own.
+    Parameters
+    ----------
+    scope : {"head", "layer", "global"}
+        Average both factors over what the scope shares before multiplying, as the EpiKV harness does over all heads.
     """
+
+    scope: str = "head"
+
+    def __post_init__(self) -> None:
+        check_choice("scope", self.scope, SCOPES)
 
     def needs(self, shape) -> Needs:
         return Needs(queries=1)
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
-        scores = []
-        for layer, values in enumerate(slots.values):
-            size = torch.linalg.vector_norm(at_least_float32(values), ord=1, dim=-1)
-            scores.append(group_mean(current_row(slots, layer), values.shape[1]) * size)
-        return Ranking(torch.stack(scores))
+        heads = slots.values.shape[2]
+        attention = torch.stack([group_mean(current_row(slots, layer), heads) for layer in range(slots.layers)])
+        size = torch.stack([torch.linalg.vector_norm(at_least_float32(v), ord=1, dim=-1) for v in slots.values])
+        return Ranking(average(attention, self.scope) * average(size, self.scope))

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
-from epiviz.policies.h2o import group_mean
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
+from epiviz.policies.channels import SCOPES
+from epiviz.policies.h2o import attention_received
+from epiviz.signals import SCORE_DTYPES, in_score_dtype
 
 
 @register("raas")
@@ -20,18 +22,26 @@ class RaaS(Policy):
     share : float
         Generated slots whose attention is in the top ``share`` get the current step as their stamp (r = 50 %). A new
         slot starts with its own step.
+    scope : {"head", "layer", "global"}
+        Stamps per layer and KV head, or shared by the heads whose attention is then averaged.
+    score_dtype : {"float32", "bfloat16"}
+        Precision in which attention is compared; in bfloat16 more slots tie with the last one that is stamped.
 
     Notes
     -----
-    The paper pins the whole prompt: set ``protect_prompt=True``. The prompt takes no part in the median. Stamps are
-    per layer and KV head (the EpiKV harness shares them), and of equal stamps the older token goes.
+    The paper pins the whole prompt: set ``protect_prompt=True``. The prompt takes no part in the median. Of equal
+    stamps the older token goes.
     """
 
     share: float = 0.5
+    scope: str = "head"
+    score_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"share must lie in (0, 1], got {self.share}")
+        check_choice("scope", self.scope, SCOPES)
+        check_choice("score_dtype", self.score_dtype, SCORE_DTYPES)
 
     def needs(self, shape) -> Needs:
         return Needs(rows=True, tracks={"stamp": torch.int64, "generated": torch.bool})
@@ -42,11 +52,12 @@ class RaaS(Policy):
         if new.prompt:
             return
         stamp, generated = new.track("stamp"), new.track("generated")
-        for layer in range(stamp.shape[0]):
-            attention = group_mean(new.rows(layer), stamp.shape[2])  # [rows, kv_heads, q, n]
-            active = in_upper_share(attention, generated[layer, :, :, None] & (attention > 0), self.share)
-            step = torch.where(active, new.positions[:, None, :, None], -1).amax(2)
-            stamp[layer].copy_(torch.maximum(stamp[layer], step))
+        layers, _, kv_heads, _ = stamp.shape
+        for shared, attention in attention_received(new, layers, kv_heads, self.scope):
+            attention = in_score_dtype(attention, self.score_dtype)
+            active = in_upper_share(attention, generated[shared].unsqueeze(-2) & (attention > 0), self.share)
+            step = torch.where(active, new.positions[:, None, :, None], -1).amax(-2)
+            stamp[shared] = torch.maximum(stamp[shared], step)
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         return Ranking(slots.tracks["stamp"].double())

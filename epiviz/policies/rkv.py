@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
 from epiviz.policies.compose import standardise
+from epiviz.policies.order import remember_order
 from epiviz.policies.snapkv import SnapKV
-from epiviz.signals import at_least_float32
+from epiviz.signals import at_least_float32, in_score_dtype
 
 
 @register("rkv")
@@ -63,8 +64,8 @@ class RKV(Policy):
         queries = at_least_float32(slots.queries[layer]).unflatten(1, (keys.shape[1], -1))
         logits = torch.einsum("rhgwd,rhnd->rhgwn", queries, keys).amax(2) / keys.shape[-1] ** 0.5
         seen = slots.positions[layer, :, :, None, :old] <= slots.query_positions[:, None, :, None]
-        seen = seen & (slots.query_positions >= 0)[:, None, :, None]
-        weights = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).nan_to_num(0.0).mean(2)
+        voters = seen.any(-1).sum(-1, keepdim=True).clamp(min=1)  # a window longer than the text has empty places
+        weights = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).nan_to_num(0.0).sum(2) / voters
         pooled = functional.max_pool1d(weights, self.pool, stride=1, padding=self.pool // 2)
         return functional.pad(pooled, (0, slots.budget.recent))
 
@@ -75,25 +76,45 @@ class RKVSimple(Policy):
     """R-KV as VaSE's code runs it: SnapKV's score and the mean cosine, λ = 0.5, no copies told apart.
 
     Without the threshold the mean cosine is linear in the sum of the unit keys, so it takes O(n · d), not n × n.
+
+    Parameters
+    ----------
+    balance : float
+        λ, the weight of importance.
+    window, pool, pool_over, score_dtype
+        As in :class:`~epiviz.policies.snapkv.SnapKV`.
     """
 
     balance: float = 0.5
     window: int = 64
     pool: int = 5
+    pool_over: str = "position"
+    score_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if not 0 <= self.balance <= 1:
             raise ValueError(f"balance must lie in [0, 1], got {self.balance}")
-        SnapKV(self.window, self.pool)  # checks both
+        self.snapkv()  # checks the others
+
+    def snapkv(self) -> SnapKV:
+        return SnapKV(self.window, self.pool, self.pool_over, self.score_dtype)
 
     def needs(self, shape) -> Needs:
-        return Needs(queries=self.window)
+        return self.snapkv().needs(shape)
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
-        importance = SnapKV(self.window, self.pool).rank(slots, state, draws).priority
+        importance = self.snapkv().rank(slots, state, draws).priority
         old = slots.n - slots.budget.recent
-        redundancy = torch.stack([mean_cosine(keys[:, :, :old]).softmax(-1) for keys in slots.keys])
-        return Ranking(self.balance * importance - (1 - self.balance) * functional.pad(redundancy, (0, slots.n - old)))
+        redundancy = functional.pad(
+            torch.stack([self._redundancy(keys[:, :, :old]) for keys in slots.keys]), (0, slots.n - old)
+        )
+        scores = self.balance * importance - (1 - self.balance) * redundancy
+        remember_order(slots, scores)
+        return Ranking(scores)
+
+    def _redundancy(self, keys: torch.Tensor) -> torch.Tensor:
+        cosine = in_score_dtype(mean_cosine(in_score_dtype(keys, self.score_dtype)), self.score_dtype)
+        return in_score_dtype(at_least_float32(cosine).softmax(-1), self.score_dtype)
 
 
 def unit_keys(keys: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,12 @@ import torch
 from torch.nn import functional
 
 from epiviz.attention import attention_rows
-from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
+from epiviz.policies.base import Needs, Policy, Ranking, Slots, check_choice, register
+from epiviz.policies.order import PLACE, laid_down, remember_order
+from epiviz.signals import SCORE_DTYPES, at_least_float32, in_score_dtype
 
 
-def window_attention(queries, keys, query_positions, key_positions) -> torch.Tensor:
+def window_attention(queries, keys, query_positions, key_positions, score_dtype: str = "float32") -> torch.Tensor:
     """Return the mean softmax weight that a window of queries gives each key, in one layer.
 
     Parameters
@@ -22,6 +24,7 @@ def window_attention(queries, keys, query_positions, key_positions) -> torch.Ten
     query_positions : int64 ``[rows, window]``
         −1 marks an unused place.
     key_positions : int64 ``[rows, kv_heads, n]``
+    score_dtype : {"float32", "bfloat16"}
 
     Returns
     -------
@@ -30,7 +33,20 @@ def window_attention(queries, keys, query_positions, key_positions) -> torch.Ten
     seen = key_positions[:, :, None, :] <= query_positions[:, None, :, None]
     voters = seen.any(-1).sum(-1, keepdim=True).clamp(min=1)  # [rows, kv_heads, 1]
     groups = queries.shape[1] // keys.shape[1]
-    return attention_rows(queries, keys, seen).sum(-2) / voters.repeat_interleave(groups, dim=1)
+    rows = at_least_float32(attention_rows(queries, keys, seen, score_dtype))
+    return in_score_dtype(rows.sum(-2) / voters.repeat_interleave(groups, dim=1), score_dtype)
+
+
+def pool_neighbours(weights: torch.Tensor, width: int, order: torch.Tensor | None = None) -> torch.Tensor:
+    """Average ``[rows, heads, n]`` over ``width`` neighbours, zeros beyond the ends counted.
+
+    Neighbours are those of the last axis or, given indices ``order`` ``[rows, kv_heads, n]``, those in that order.
+    """
+    if order is not None:
+        order = order.repeat_interleave(weights.shape[1] // order.shape[1], dim=1)
+        weights = weights.gather(-1, order)
+    pooled = functional.avg_pool1d(weights, width, stride=1, padding=width // 2)
+    return pooled if order is None else torch.empty_like(pooled).scatter_(-1, order, pooled)
 
 
 @register("snapkv")
@@ -44,16 +60,21 @@ class SnapKV(Policy):
         Queries that vote.
     pool : int
         Width of the average over neighbouring slots (odd; 1 switches it off). Zeros beyond the ends are counted.
+    pool_over : {"position", "rank"}
+        Neighbours in the text, or neighbours in the order of the previous ranking, as in VaSE's public code.
+    score_dtype : {"float32", "bfloat16"}
+        Precision of logits, weights and averages; bfloat16, as in the public code, makes many of them equal.
 
     Notes
     -----
     As in VaSE's code the softmax runs over the slots outside the recent ones, query heads of a group are averaged,
-    and prompt and sinks take part. Unlike there, neighbours are neighbours in time (the public code pools over the
-    order of the previous ranking), and scores are float32, not bfloat16.
+    and prompt and sinks take part.
     """
 
     window: int = 64
     pool: int = 5
+    pool_over: str = "position"
+    score_dtype: str = "float32"
     weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -61,23 +82,27 @@ class SnapKV(Policy):
             raise ValueError(f"window must be at least 1, got {self.window}")
         if self.pool < 1 or self.pool % 2 == 0:
             raise ValueError(f"pool must be odd and at least 1, got {self.pool}")
+        check_choice("pool_over", self.pool_over, ("position", "rank"))
+        check_choice("score_dtype", self.score_dtype, SCORE_DTYPES)
 
     def needs(self, shape) -> Needs:
-        return Needs(queries=self.window)
+        return Needs(queries=self.window, tracks={PLACE: torch.int32} if self.pool_over == "rank" else {})
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         # Layer by layer: the weights of all at once would need layers · heads · window · n floats.
         scores = torch.stack([self._layer_score(slots, layer) for layer in range(slots.layers)])
-        return Ranking(functional.pad(scores, (0, slots.budget.recent)))
+        scores = functional.pad(scores, (0, slots.budget.recent))
+        remember_order(slots, scores)
+        return Ranking(scores)
 
     def _layer_score(self, slots: Slots, layer: int) -> torch.Tensor:
         old = slots.n - slots.budget.recent
         keys = slots.keys[layer, :, :, :old]
         weights = window_attention(
-            slots.queries[layer], keys, slots.query_positions, slots.positions[layer, :, :, :old]
+            slots.queries[layer], keys, slots.query_positions, slots.positions[layer, :, :, :old], self.score_dtype
         )
-        pooled = functional.avg_pool1d(weights, self.pool, stride=1, padding=self.pool // 2)
-        return pooled.unflatten(1, (keys.shape[1], -1)).mean(2)
+        order = laid_down(slots.tracks[PLACE][layer, :, :, :old]) if self.pool_over == "rank" else None
+        return pool_neighbours(weights, self.pool, order).unflatten(1, (keys.shape[1], -1)).mean(2)
 
 
 @register("snapkv-prefill")
