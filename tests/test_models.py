@@ -144,3 +144,9 @@ def test_special_tokens_are_added_once(tmp_path, smollm2):
     model = ev.Model(tiny_model().lm, tokenizer, "m")
     assert model.encode("ab")[:2] == [1, tokenizer.convert_tokens_to_ids("a")]
     assert model.encode("<s>ab", raw=True).count(1) == 1
+
+
+def test_the_tiny_reasoner_is_part_of_a_source_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(models, "__file__", str(tmp_path / "site-packages" / "epiviz" / "models.py"))
+    with pytest.raises(ev.ModelNotFoundError, match=r"source checkout(?s:.*)pip install -e(?s:.*)a1_train"):
+        ev.load("tiny-reasoner")

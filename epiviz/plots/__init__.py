@@ -8,6 +8,7 @@ numbers of the frame at hand.
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
 from epiviz.plots.traces import displacement, positional_trend, score, trend_by_layer, zscores
+from epiviz.plots.training import training_accuracy, training_loss
 from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, value_tail
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "positional_trend",
     "score",
     "sink_ranks",
+    "training_accuracy",
+    "training_loss",
     "trend_by_layer",
     "value_ranges",
     "value_tail",

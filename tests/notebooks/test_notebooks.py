@@ -21,6 +21,7 @@ EXPECTED = {
     "05_all_methods",
     "06_evicted_generation",
     "10_your_own_policy",
+    "a1_train_the_tiny_reasoner",
 }
 PROFILES = sorted((FOLDER / "profiles").glob("*.yaml"))
 
