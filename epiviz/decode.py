@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from epiviz import draws, policies
+from epiviz.attended import Attended
 from epiviz.engine import Meter, Row, Session, make_rows, uninterrupted
 from epiviz.models import Model
 from epiviz.policies.base import Budget, Policy, ResolvedBudget
@@ -40,6 +41,8 @@ class Run:
     budget : ResolvedBudget or None
     seed : int
     positions : str
+    attended : Attended or None
+        What a selection attended; None if the policy selects nothing.
     """
 
     tokens: list[int]
@@ -53,6 +56,7 @@ class Run:
     budget: ResolvedBudget | None
     seed: int
     positions: str = "absolute"
+    attended: Attended | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -279,6 +283,7 @@ def _to_run(session: Session, row: Row) -> Run:
         budget=row.budget,
         seed=session.seed,
         positions=session.positions,
+        attended=row.attended,
     )
 
 

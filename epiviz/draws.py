@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 # What a draw is for; two purposes never share numbers.
-TOKEN, SLOT, PROJECTION, LOT = range(4)
+TOKEN, SLOT, PROJECTION, LOT, BLOCK = range(5)
 
 
 def sample_key(tokens: Sequence[int], repeat: int = 0) -> int:
@@ -131,6 +131,35 @@ class Draws:
         first, second = to_uniform(hash_with(key, pair)).split(count, dim=-1)
         normal = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * math.pi * second)  # Box–Muller
         return normal.reshape(layers, len(self.samples), *shape)
+
+
+@dataclass(frozen=True)
+class BlockDraws:
+    """The random numbers of one layer's queries, for a selection: keyed by the query, never by the pass it came in.
+
+    Attributes
+    ----------
+    seed : int
+    samples : sequence of int
+        Per row: the key of the sample.
+    layer : int
+    positions : int64 ``[rows, q]``
+        Absolute positions of the queries.
+    """
+
+    seed: int
+    samples: Sequence[int]
+    layer: int
+    positions: torch.Tensor
+
+    def gumbel(self, kv_heads: int, blocks: int) -> torch.Tensor:
+        """Return −log Exp(1) per KV head, query and block, float64 ``[rows, kv_heads, q, blocks]``."""
+        device = self.positions.device
+        keys = [_signed(combine(self.seed, sample, self.layer, BLOCK)) for sample in self.samples]
+        key = torch.tensor(keys, device=device)[:, None, None, None]
+        key = hash_with(key, torch.arange(kv_heads, device=device)[:, None, None])
+        key = hash_with(key, self.positions[:, None, :, None])
+        return -torch.log(-torch.log(to_uniform(hash_with(key, torch.arange(blocks, device=device)))))
 
 
 def token_uniform(seed: int, samples: Sequence[int], steps: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from epiviz import draws
+from epiviz.attended import Attended
 from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
 from epiviz.models import Model, ModelShape
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
 from epiviz.positions import Rotary, check
 from epiviz.retention import Retention
+from epiviz.selector import Selector
 
 RESERVED_TRACKS = {"position", "reason", "rotary"}
 PREFILL_BLOCK = 512  # tokens per forward pass of a prompt: bounds what a block's scores and logits take
@@ -36,9 +38,9 @@ class Meter:
     prefill_peak_slots : int
         Slots at the end of the prefill, before event 0.
     attended_slots : float
-        Slots attended per decode step.
+        Slots attended per decode step, mean over layers and heads: what is held, or what a selection takes of it.
     kv_bytes, state_bytes : int
-        Keys and values; everything else kept between steps (positions, tracks, queries, state).
+        Keys and values; everything else kept between steps (positions, tracks, queries, key summaries, state).
     evictions : int
         Events.
     bounded : bool
@@ -72,18 +74,20 @@ class Row:
     held_sum: int = 0
     steps: int = 0
     retention: Retention | None = None
+    attended: Attended | None = None
     meter: Meter | None = None
 
 
 def make_rows(prompts: list[list[int]], policy: Policy, budget: Budget | None, new_tokens: int) -> list[Row]:
     """Return one row per prompt, its budget resolved."""
-    if policy.evicts and not isinstance(budget, Budget):
+    limited = policy.evicts or policy.selects
+    if limited and not isinstance(budget, Budget):
         raise BudgetError(
             f"policy {policy.label!r} needs a budget, got {budget!r}; pass epiviz.Budget(total=…), or policy='full'"
         )
     keys = draws.sample_keys(prompts)
     return [
-        Row(prompt, key, budget.resolve(len(prompt), new_tokens) if policy.evicts else None)
+        Row(prompt, key, budget.resolve(len(prompt), new_tokens) if limited else None)
         for prompt, key in zip(prompts, keys, strict=True)
     ]
 
@@ -155,16 +159,17 @@ class Session:
         self.state: State = {}
         self.cache: SlotCache | None = None
         self.recent: RecentQueries | None = None
+        self.selector: Selector | None = None
         self._nan = torch.zeros((), dtype=torch.bool, device=model.device)
         for row in rows:
-            if policy.evicts:
+            if row.budget is not None:
                 policy.check(row.budget, model.shape)
-                if self.rotary is not None and self.needs.queries > row.budget.recent:
-                    raise BudgetError(
-                        f"policy {policy.label!r} looks at the last {self.needs.queries} queries, but only "
-                        f"{row.budget.recent} recent tokens stay together when keys are rotated again; raise recent to "
-                        f"{self.needs.queries}, lower the window, or use other positions"
-                    )
+            if policy.evicts and self.rotary is not None and self.needs.queries > row.budget.recent:
+                raise BudgetError(
+                    f"policy {policy.label!r} looks at the last {self.needs.queries} queries, but only "
+                    f"{row.budget.recent} recent tokens stay together when keys are rotated again; raise recent to "
+                    f"{self.needs.queries}, lower the window, or use other positions"
+                )
         if taken := RESERVED_TRACKS & set(self.needs.tracks):
             raise ValueError(f"policy {policy.label!r} names a track {min(taken)!r}, which the engine keeps for itself")
         self._stack = ExitStack()
@@ -203,6 +208,9 @@ class Session:
         self.cache = joined
         self.state.update({name: torch.cat([state[name] for state in states]) for name in states[0]})
         self.recent = RecentQueries.stack(rings) if self.needs.queries else None
+        if self.policy.selects:  # from here on: the prompt was read densely
+            totals, samples = [row.budget.total for row in self.rows], [row.sample for row in self.rows]
+            self.selector = Selector(self.policy, joined, totals, self.seed, samples, self.new_tokens)
         self._fresh = True
         return torch.cat(logits)
 
@@ -238,7 +246,7 @@ class Session:
         """One forward pass, observed; the slots are counted only once all of it is done."""
         q = tokens.shape[1]
         positions = cache.new_positions(q)
-        with self._seam.watching(cache, ring):
+        with self._seam.watching(cache, ring, self.selector):
             keep = 0 if self.recorder else (1 if prompt else q)
             rotary = positions if self.positions == "absolute" else cache.next_slots(q)
             logits = self.model.forward(tokens, rotary, cache, cache.mask(q), keep)
@@ -253,6 +261,8 @@ class Session:
             cache.advance(q)
             if ring is not None:
                 ring.advance(positions)
+            if self.selector is not None:
+                self.selector.advance(positions)
             if self.positions != "absolute":  # there a token's position is its index, and nothing need be kept
                 for row, held in zip(rows, cache.held, strict=True):
                     row.rotary.extend(range(held - q, held))
@@ -365,12 +375,14 @@ class Session:
                 self.state[name] = self.state[name].index_select(0, index)
             if self.recent is not None:
                 self.recent.select_rows(stay)
+            if self.selector is not None:
+                self.selector.select_rows(stay)
         self.rows = [self.rows[i] for i in stay]
 
     def _write_down(self, row: Row) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)  # the events' copies to the host must have arrived
-        if self._nan.item():
+        if self._nan.item() or (self.selector is not None and self.selector.nan.item()):
             raise FloatingPointError(
                 f"policy {self.policy.label!r} gave NaN priorities; nothing it kept can be trusted"
             )
@@ -394,11 +406,15 @@ class Session:
         rotary = None if self.positions == "absolute" else np.array(row.rotary[:seen], dtype=np.int64)
         row.retention = Retention(steps, death, reason, len(row.prompt), shape.evicts, rotary)
         mean = row.held_sum / row.steps if row.steps else float(row.peak)
+        attended = mean
+        if self.selector is not None:
+            row.attended = self.selector.history(index, len(row.prompt))
+            attended = self.selector.mean_slots(index) if row.steps else mean
         row.meter = Meter(
             mean_slots=mean,
             peak_slots=row.peak,
             prefill_peak_slots=row.prefill_peak,
-            attended_slots=mean,
+            attended_slots=attended,
             kv_bytes=self.cache.kv_bytes(self._capacity(row)) if prefilled else 0,
             state_bytes=self._state_bytes(row) if prefilled else 0,
             evictions=len(steps),
@@ -409,6 +425,7 @@ class Session:
         state = sum(x[:1].numel() * x.element_size() for x in self.state.values())
         return (
             self.cache.track_bytes(self._capacity(row))
+            + (self.selector.summary_bytes(self._capacity(row)) if self.selector is not None else 0)
             + state
             + (self.recent.bytes_per_row if self.recent is not None else 0)
         )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from epiviz import policies
+from epiviz.attended import Attended
 from epiviz.decode import progress_bar
 from epiviz.engine import Meter, Session, make_rows
 from epiviz.models import Model
@@ -46,6 +47,8 @@ class Replay:
     policy, model, positions : str
     budget : ResolvedBudget or None
     seed : int
+    attended : Attended or None
+        What a selection attended; None if the policy selects nothing.
     """
 
     trace: Trace
@@ -61,6 +64,7 @@ class Replay:
     positions: str
     budget: ResolvedBudget | None
     seed: int
+    attended: Attended | None = None
 
     @property
     def predicted(self) -> slice:
@@ -156,6 +160,7 @@ def replay(
         positions=positions,
         budget=rows[0][0].budget,
         seed=seed,
+        attended=rows[0][0].attended,
     )
 
 

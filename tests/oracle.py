@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tiny import fitting
 from transformers import AttentionInterface
 
-from epiviz import policies
 from epiviz.decode import Sampler, decode
 from epiviz.engine import Row, Session, make_rows
 from epiviz.retention import Retention
@@ -73,19 +73,24 @@ class SpySampler(Sampler):
 
 def evicting_run(model, prompts, policy, budget, new_tokens, seed=0, positions="absolute") -> list[Row]:
     """Generate greedily through the engine; the rows carry ``logits`` beside tokens, retention and meter."""
-    policy = policies.get(policy)
+    policy = fitting(policy)
     rows = make_rows(prompts, policy, budget, new_tokens)
     with Session(model, policy, rows, new_tokens, seed, positions) as session:
         decode(session, SpySampler())
     return rows
 
 
+def seen(run, retention: Retention | None = None) -> np.ndarray:
+    """Return what each query of a row, run or replay saw: what was not evicted, or what a selection attended."""
+    return (retention or run.retention).visible() if run.attended is None else run.attended.visible()
+
+
 def deviation(model, row: Row, retention: Retention | None = None, positions=None) -> float:
     """Return the largest difference between a row's logits and the oracle's, over all generated tokens."""
-    retention = retention or row.retention
+    visible, retention = seen(row, retention), retention or row.retention
     positions = retention.positions if positions is None else positions
     fed = row.prompt + row.tokens[:-1]
     assert retention.tokens == len(fed)
-    logits = full_pass(model, fed, within_windows(model, retention.visible()), positions)
+    logits = full_pass(model, fed, within_windows(model, visible), positions)
     mine = torch.stack(row.logits)
     return (logits[len(row.prompt) - 1 :] - mine).abs().max().item()

@@ -140,7 +140,13 @@ def made_up_run(policy, tokens, death, events=(6, 8), prompt_length=3):
         np.array(events), np.array(death, dtype=np.int32), np.zeros_like(death, np.uint8), prompt_length
     )
     meter = SimpleNamespace(
-        evictions=len(events), mean_slots=5.0, peak_slots=6, prefill_peak_slots=3, kv_bytes=2**20, state_bytes=2**19
+        evictions=len(events),
+        mean_slots=5.0,
+        peak_slots=6,
+        prefill_peak_slots=3,
+        attended_slots=4.0,
+        kv_bytes=2**20,
+        state_bytes=2**19,
     )
     return SimpleNamespace(policy=policy, status="length", tokens=tokens, meter=meter, retention=retention)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracle import full_pass
-from tiny import random_prompt, tiny_model
+from oracle import full_pass, seen
+from tiny import fitting, random_prompt, tiny_model
 
 import epiviz as ev
 from epiviz import engine, policies
@@ -39,13 +39,13 @@ def stepped(model, trace, policy, budget):
 @pytest.mark.parametrize("recorded", ["short prompt"], indirect=True)
 def test_replay_keeps_what_stepping_keeps_and_predicts_what_the_oracle_predicts(recorded, policy):
     model, trace = recorded
-    budget = ev.Budget(40, sinks=2, recent=8, buffer=16)
+    policy, budget = fitting(policy), ev.Budget(40, sinks=2, recent=8, buffer=16)
     found = ev.replay(model, trace, policy, budget, progress=False)
     slow = stepped(model, trace, policy, budget)
     assert np.array_equal(found.retention.death, slow.death)
     assert np.array_equal(found.retention.reason, slow.reason)
     assert np.array_equal(found.retention.event_steps, slow.event_steps)
-    logits = full_pass(model, trace.tokens[:-1].tolist(), found.retention.visible())
+    logits = full_pass(model, trace.tokens[:-1].tolist(), seen(found))
     log_p = logits[trace.prompt_length - 1 :].log_softmax(-1)
     nll = -log_p.gather(1, torch.from_numpy(trace.tokens[trace.prompt_length :])[:, None])[:, 0]
     assert found.nll[found.predicted] == pytest.approx(nll.numpy(), rel=1e-5, abs=1e-5)

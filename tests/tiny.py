@@ -61,6 +61,12 @@ def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, d
     return ev.Model(lm, None, f"tiny-{architecture}-{heads}:{kv_heads}")
 
 
+def fitting(policy):
+    """A policy for the budgets of these tests, which hold no block of 64 slots, a selection's default."""
+    chosen = ev.policies.get(policy)
+    return chosen.with_parameters(block=8) if chosen.selects and isinstance(policy, str) else chosen
+
+
 def random_prompt(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()

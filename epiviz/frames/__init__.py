@@ -4,7 +4,7 @@ Every function here takes a trace or runs and returns a pandas frame; none of th
 """
 
 from epiviz.frames.costs import first_divergence, replays, runs
-from epiviz.frames.histories import kept, overlap
+from epiviz.frames.histories import attended, kept, overlap
 from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
 from epiviz.frames.values import (
     LARGE_SHARE,
@@ -27,6 +27,7 @@ __all__ = [
     "PER_LAYER",
     "SINKS",
     "TAIL_FACTOR",
+    "attended",
     "carriers",
     "displacements",
     "first_divergence",

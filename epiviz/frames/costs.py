@@ -44,8 +44,8 @@ def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:
     -------
     pandas.DataFrame
         ``policy``, ``status``, ``tokens`` (generated), ``evictions``, ``mean_slots``, ``peak_slots``,
-        ``prefill_peak_slots``, ``kv_mib``, ``state_mib``, ``same_tokens`` (generated tokens that agree with the
-        reference before the first that differs; all of them if none does).
+        ``prefill_peak_slots``, ``attended_slots``, ``kv_mib``, ``state_mib``, ``same_tokens`` (generated tokens that
+        agree with the reference before the first that differs; all of them if none does).
     """
     rows = []
     for run in runs:
@@ -75,9 +75,9 @@ def replays(replays: Sequence[Replay], seed: int = 0) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``policy``, ``evictions``, ``mean_slots``, ``peak_slots``, ``prefill_peak_slots``, ``kv_mib``, ``state_mib``;
-        ``nll_increase`` over the full cache with ``low`` and ``high`` (nats per token), ``kl`` (mean), ``top1`` (share
-        of tokens at which both put the same token first), ``n`` (tokens).
+        ``policy``, ``evictions``, ``mean_slots``, ``peak_slots``, ``prefill_peak_slots``, ``attended_slots``,
+        ``kv_mib``, ``state_mib``; ``nll_increase`` over the full cache with ``low`` and ``high`` (nats per token),
+        ``kl`` (mean), ``top1`` (share of tokens at which both put the same token first), ``n`` (tokens).
     """
     rows = []
     for replay in replays:
@@ -105,6 +105,7 @@ def _used(meter: Meter) -> dict[str, float]:
         "mean_slots": meter.mean_slots,
         "peak_slots": meter.peak_slots,
         "prefill_peak_slots": meter.prefill_peak_slots,
+        "attended_slots": meter.attended_slots,
         "kv_mib": meter.kv_bytes / 2**20,
         "state_mib": meter.state_bytes / 2**20,
     }

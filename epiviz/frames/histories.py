@@ -1,4 +1,4 @@
-"""What was kept: eviction histories side by side."""
+"""What was kept, and what a selection attended: histories side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Square, policies as index and columns; tokens that no policy may evict count as well.
+        Square, policies as index and columns; tokens that no policy may evict count as well. A selection keeps
+        everything, whatever it attends.
     """
     alive = [each.retention.alive(each.retention.tokens if step is None else step) for each in replays]
     names = [each.policy for each in replays]
@@ -35,7 +36,7 @@ def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
 
 
 def kept(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
-    """Return the share of the heads that hold each token, for each run.
+    """Return the share of the heads that hold each token, for each run; of a selection all do, see :func:`attended`.
 
     Parameters
     ----------
@@ -56,4 +57,30 @@ def kept(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
         part = np.where(position < history.prompt_length, "prompt", "generated")
         held = history.held(last)[:last]
         parts.append(pd.DataFrame({"policy": run.policy, "position": position, "part": part, "kept": held}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def attended(runs: Sequence[Run | Replay]) -> pd.DataFrame:
+    """Return how often each token was attended, for each run of a selection.
+
+    Raises
+    ------
+    ValueError
+        A run selects nothing: there is nothing to tell apart from what it held, :func:`kept`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``policy``, ``position``, ``part``, ``attended`` (share of queries since the token existed, and of heads),
+        ``last_query`` (position of the last query that attended it in any head; −1 if none did).
+    """
+    parts = []
+    for run in runs:
+        history = run.attended
+        if history is None:
+            raise ValueError(f"policy {run.policy!r} selects nothing, its queries attend all that is held; use kept()")
+        position = np.arange(history.tokens)
+        part = np.where(position < history.prompt_length, "prompt", "generated")
+        columns = {"attended": history.share(), "last_query": history.last_query()}
+        parts.append(pd.DataFrame({"policy": run.policy, "position": position, "part": part, **columns}))
     return pd.concat(parts, ignore_index=True)

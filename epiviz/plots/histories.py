@@ -64,7 +64,7 @@ def kept_share(frame: pd.DataFrame, bins: int = 120, ax: Axes | None = None) -> 
     bar.outline.set_visible(False)
     tokens = "each pixel one token" if width == 1 else f"each pixel the mean of {width} tokens"
     title = "What is held at the end of each text"
-    evicting = frame[frame["policy"].isin([name for name in policies if name != "full"])]
+    evicting = frame[frame.groupby("policy")["kept"].transform("min") < 1]
     if len(evicting):
         held = evicting.groupby(["part", "policy"])["kept"].mean()
         told = [f"{spread(held[part])} of {what}" for part, what in PARTS.items() if part in held.index]

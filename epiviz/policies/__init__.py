@@ -26,7 +26,9 @@ from epiviz.policies.lastrow import TOVA, LongFlow
 from epiviz.policies.raas import RaaS
 from epiviz.policies.reserve import ReserveValues
 from epiviz.policies.rkv import RKV, RKVSimple
+from epiviz.policies.seer import SeerOracle, SeerQuest
 from epiviz.policies.segments import EpiKVSeg, SegmentHS, ThinKVTertiles
+from epiviz.policies.selection import Blocks, Query, Selection
 from epiviz.policies.simple import Full, Random, Recency, Streaming
 from epiviz.policies.snapkv import SnapKV, SnapKVPrefill
 from epiviz.policies.vase import CurDKV, EvictLargest, RandomReserve, VaseDKV, vase_attnv
@@ -35,6 +37,7 @@ __all__ = [
     "H2O",
     "RKV",
     "TOVA",
+    "Blocks",
     "Budget",
     "BudgetError",
     "CurDKV",
@@ -57,6 +60,7 @@ __all__ = [
     "New",
     "Policy",
     "Preset",
+    "Query",
     "RKVSimple",
     "RaaS",
     "Random",
@@ -66,7 +70,10 @@ __all__ = [
     "ReserveValues",
     "ResolvedBudget",
     "Sample",
+    "SeerOracle",
+    "SeerQuest",
     "SegmentHS",
+    "Selection",
     "Slots",
     "SnapKV",
     "SnapKVPrefill",

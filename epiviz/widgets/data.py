@@ -3,6 +3,9 @@
 A reader shows one of three things, and they are never mixed: a *static ranking* of one trace by a score, *replays* of
 policies over one trace, or texts that were *generated* under eviction. All three are a :class:`ReaderData`; a browser
 gets it as one block of bytes and a small index (:meth:`ReaderData.pack`).
+
+A selection evicts nothing, so no token of its texts is ever struck: its method says *attended*, and tokens can be
+coloured by how often they were.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ MAX_COLUMNS = 3
 STATIC = "static ranking"
 ALL = "side by side"
 NO_SCORE = "none"
+ATTENDED_UNIT = "share of queries and heads"
 
 BUCKETS = {"signed": 9, "magnitude": 6}
 NO_BUCKET = 255
@@ -394,19 +398,26 @@ def _from_trace(trace, replays: Sequence, scores: Mapping | None, title: str | N
             )
         if not np.array_equal(np.asarray(replay.trace.tokens), ids):
             raise ValueError(f"the replay of {replay.policy} belongs to another trace")
+    stories = _distinct([Story(_method(r), _total(r.budget, len(ids)), r.retention) for r in replays])
+    if scores is None:
+        scores = default_scores(trace) | {
+            f"{story.method}, {story.budget} slots": (_attended_share(replay, len(ids)), "magnitude", ATTENDED_UNIT)
+            for story, replay in zip(stories, replays, strict=True)
+            if _selects(replay)
+        }
     column = Column(
         label=str(trace.name) or "trace",
         note="",
         spans=trace.spans,
         ids=ids,
         prompt_length=int(trace.prompt_length),
-        scores=_make_scores(default_scores(trace) if scores is None else scores, 0, 1),
+        scores=_make_scores(scores, 0, 1),
     )
     return ReaderData(
         kind="replay" if replays else "static",
         title=column.label if title is None else title,
         columns=(column,),
-        stories=_distinct([Story(str(r.policy), _total(r.budget, len(ids)), r.retention) for r in replays]),
+        stories=stories,
     )
 
 
@@ -422,10 +433,13 @@ def _from_runs(runs: Sequence, scores: Mapping | None, title: str | None) -> Rea
     marks += [() if split is None else (split,) for split in splits]
     budgets = [_total(run.budget, len(tokens)) for run, tokens in zip(runs, ids, strict=True)]
     stories = [
-        Story(str(run.policy), budget, run.retention, column)
+        Story(_method(run), budget, run.retention, column)
         for column, (run, budget) in enumerate(zip(runs, budgets, strict=True))
     ]
     stories = _distinct(stories, by_budget=False)
+    if scores is None and any(map(_selects, runs)):
+        shares = [_attended_share(run, len(tokens)) for run, tokens in zip(runs, ids, strict=True)]
+        scores = {"attended": (shares if len(runs) > 1 else shares[0], "magnitude", ATTENDED_UNIT)}
     columns = [
         Column(
             label=story.method,
@@ -459,12 +473,34 @@ def _total(budget, tokens: int) -> int:
     return tokens if budget is None else int(budget.total)
 
 
+def _selects(run) -> bool:
+    return getattr(run, "attended", None) is not None
+
+
+def _method(run) -> str:
+    """The printed name of a policy; of a selection it says what its budget limits."""
+    return f"{run.policy} (attended)" if _selects(run) else str(run.policy)
+
+
+def _attended_share(run, tokens: int) -> np.ndarray:
+    """How often each token was attended, float32 ``[tokens]``; NaN where nothing was selected."""
+    share = np.full(tokens, np.nan, dtype=np.float32)
+    if _selects(run):
+        share[: run.attended.tokens] = run.attended.share()
+    return share
+
+
 def _run_note(run) -> str:
     budget = run.budget
-    parts = ["full cache" if budget is None else f"budget {int(budget.total)}, buffer {int(budget.buffer)}"]
+    if _selects(run):
+        parts = [f"budget {int(budget.total)} attended, nothing evicted"]
+    else:
+        parts = ["full cache" if budget is None else f"budget {int(budget.total)}, buffer {int(budget.buffer)}"]
     parts += [ENDINGS.get(run.status, str(run.status))] if getattr(run, "status", None) else []
-    mean = getattr(getattr(run, "meter", None), "mean_slots", None)
-    parts += [f"mean {mean:.0f} slots"] if mean is not None and np.isfinite(mean) else []
+    meter, held = getattr(run, "meter", None), "held" if _selects(run) else "slots"
+    parts += [f"mean {meter.attended_slots:.0f} attended"] if _selects(run) else []
+    mean = getattr(meter, "mean_slots", None)
+    parts += [f"mean {mean:.0f} {held}"] if mean is not None and np.isfinite(mean) else []
     return " · ".join(parts)
 
 
