@@ -17,6 +17,7 @@ from scipy.stats import rankdata
 BLOCK = 16  # tokens
 DRAWS = 1000
 LEVEL = 0.95
+AT_ONCE = 2**20  # indices that a bootstrap holds at a time: all draws of a long text would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,20 @@ def block_indices(n: int, block: int = BLOCK, draws: int = DRAWS, seed: int = 0)
     >>> block_indices(6, block=2, draws=1, seed=1).tolist()
     [[2, 3, 2, 3, 3, 4]]
     """
+    starts, block = _block_starts(n, block, draws, seed)
+    return _indices(starts, block, n)
+
+
+def _block_starts(n: int, block: int, draws: int, seed: int) -> tuple[np.ndarray, int]:
+    """Draw where each stretch begins, int64 ``[draws, stretches]``; also return how long stretches are."""
     if n < 1 or block < 1 or draws < 1:
         raise ValueError(f"a bootstrap needs n, block and draws of at least 1, got {n}, {block}, {draws}")
     block = max(1, min(block, n // 3))
-    count = -(-n // block)
-    starts = np.random.default_rng(seed).integers(0, n - block + 1, size=(draws, count, 1))
-    return (starts + np.arange(block)).reshape(draws, -1)[:, :n]
+    return np.random.default_rng(seed).integers(0, n - block + 1, size=(draws, -(-n // block))), block
+
+
+def _indices(starts: np.ndarray, block: int, n: int) -> np.ndarray:
+    return (starts[..., None] + np.arange(block)).reshape(len(starts), -1)[:, :n]
 
 
 def bootstrap(
@@ -117,7 +126,9 @@ def bootstrap(
     3.5
     """
     value = float(statistic(np.arange(n)[None])[0])
-    sampled = np.asarray(statistic(block_indices(n, block, draws, seed)), dtype=np.float64)
+    starts, block = _block_starts(n, block, draws, seed)
+    parts = np.array_split(starts, min(draws, -(-draws * n // AT_ONCE)))
+    sampled = np.concatenate([np.asarray(statistic(_indices(part, block, n)), dtype=np.float64) for part in parts])
     sampled = sampled[np.isfinite(sampled)]
     if not len(sampled) or not np.isfinite(value):
         return Estimate(value, np.nan, np.nan)
@@ -142,6 +153,36 @@ def spearman_interval(x, y, block: int = BLOCK, draws: int = DRAWS, seed: int = 
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"two series of equal length are needed, got shapes {x.shape} and {y.shape}")
     return bootstrap(lambda index: spearman(x[index], y[index]), len(x), block, draws, seed, level)
+
+
+def mean_interval(
+    x: np.ndarray,
+    member: np.ndarray | None = None,
+    block: int = BLOCK,
+    draws: int = DRAWS,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Estimate:
+    """Return the mean of a token series, over the members of a group if one is given, with an interval.
+
+    Stretches of all tokens are drawn, so that the group's size varies as it would in another text.
+
+    Examples
+    --------
+    >>> mean_interval(np.array([1.0, 5.0, 3.0, 9.0]), np.array([True, False, True, False])).value
+    2.0
+    """
+    x = np.asarray(x, dtype=np.float64)
+    member = np.ones(len(x), dtype=bool) if member is None else np.asarray(member, dtype=bool)
+    if x.shape != member.shape:
+        raise ValueError(f"x {x.shape} and member {member.shape} must have one entry per token")
+
+    def mean(index: np.ndarray) -> np.ndarray:
+        mine = member[index]
+        with np.errstate(invalid="ignore"):
+            return (x[index] * mine).sum(-1) / mine.sum(-1)
+
+    return bootstrap(mean, len(x), block, draws, seed, level)
 
 
 def share_ratio_interval(

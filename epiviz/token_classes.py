@@ -93,6 +93,7 @@ def classify(spans: Spans, prompt_length: int = 0, sinks: int = SINKS) -> np.nda
     pieces = [piece or spans.text[at:to] for piece, at, to in zip(spans.pieces, start, stop, strict=True)]
     kind = {piece: token_class(piece) for piece in set(pieces)}
     classes = np.array([kind[piece] for piece in pieces], dtype=object)
+    classes[classes == "marker"] = "other"  # a token "so" may be the beginning of "sofa": markers are found in the text
     for match in _MARKER.finditer(spans.text):
         first, last = np.searchsorted(stop, match.start(), side="right"), np.searchsorted(start, match.end())
         own = np.arange(first, last)

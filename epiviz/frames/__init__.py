@@ -5,6 +5,7 @@ Every function here takes a trace or runs and returns a pandas frame; none of th
 
 from epiviz.frames.costs import first_divergence, replays, runs
 from epiviz.frames.histories import attended, kept, overlap
+from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
 from epiviz.frames.values import (
     LARGE_SHARE,
@@ -30,10 +31,13 @@ __all__ = [
     "attended",
     "carriers",
     "displacements",
+    "diversity",
     "first_divergence",
     "in_context",
+    "inclusion",
     "kept",
     "large_values",
+    "lifetimes",
     "overlap",
     "positional_trend",
     "printable",
@@ -41,6 +45,7 @@ __all__ = [
     "runs",
     "scores",
     "sink_ranks",
+    "survival",
     "token_class",
     "token_classes",
     "top_tokens",

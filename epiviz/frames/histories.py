@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from epiviz import lifetimes
+
 if TYPE_CHECKING:
     from epiviz.decode import Run
     from epiviz.replays import Replay
 
+CHANCE = "chance"  # the row and column of a random eviction with the same sizes
 
-def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
+
+def overlap(replays: Sequence[Replay], step: int | None = None, contested: bool = False) -> pd.DataFrame:
     """Return how much of their kept sets policies share: Jaccard index of each pair, mean over heads.
 
     Parameters
@@ -22,16 +27,25 @@ def overlap(replays: Sequence[Replay], step: int | None = None) -> pd.DataFrame:
         Of one trace.
     step : int, optional
         Tokens seen; the last step if not given.
+    contested : bool
+        Count only tokens that a policy could have evicted, and put "chance" beside the policies: a random eviction
+        with the same sizes. What the budget protects is kept by all and makes any two policies look alike.
 
     Returns
     -------
     pandas.DataFrame
-        Square, policies as index and columns; tokens that no policy may evict count as well. A selection keeps
-        everything, whatever it attends.
+        Square, policies as index and columns. A selection keeps everything, whatever it attends.
     """
-    alive = [each.retention.alive(each.retention.tokens if step is None else step) for each in replays]
-    names = [each.policy for each in replays]
-    table = [[((a & b).sum(-1) / (a | b).sum(-1)).mean() for b in alive] for a in alive]
+    names, table = [each.policy for each in replays], np.eye(len(replays))
+    open_to_choice = [lifetimes.contested(each.retention, each.budget, step) for each in replays]
+    for i, j in combinations(range(len(replays)), 2):
+        among = open_to_choice[i] | open_to_choice[j] if contested else None
+        shared = lifetimes.overlap(replays[i].retention, replays[j].retention, step, among=among)
+        table[i, j] = table[j, i] = shared.overall
+    if contested:
+        by_chance = [lifetimes.overlap_by_chance(each.retention, each.budget, step).overall for each in replays]
+        table = np.block([[table, np.array(by_chance)[:, None]], [np.array(by_chance), np.ones(1)]])
+        names = [*names, CHANCE]
     return pd.DataFrame(table, index=names, columns=names)
 
 

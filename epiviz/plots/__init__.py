@@ -7,6 +7,7 @@ numbers of the frame at hand.
 
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
+from epiviz.plots.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.plots.traces import displacement, positional_trend, score, trend_by_layer, zscores
 from epiviz.plots.training import training_accuracy, training_loss
 from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, value_tail
@@ -15,13 +16,17 @@ __all__ = [
     "carriers",
     "cost",
     "displacement",
+    "diversity",
     "head_map",
+    "inclusion",
     "kept_share",
+    "lifetimes",
     "meter",
     "overlap",
     "positional_trend",
     "score",
     "sink_ranks",
+    "survival",
     "training_accuracy",
     "training_loss",
     "trend_by_layer",

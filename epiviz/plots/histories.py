@@ -9,6 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import PercentFormatter
 
+from epiviz.frames.histories import CHANCE
 from epiviz.palette import (
     MAGNITUDE,
     ORANGE,
@@ -89,14 +90,20 @@ def overlap(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         ax.figure.set_size_inches(max(6.4, 1.8 + 0.42 * len(table)), max(3.6, 1.4 + 0.36 * len(table)))
     sns.heatmap(
         table, ax=ax, cmap=MAGNITUDE, vmin=0, vmax=1, annot=True, fmt=".2f", annot_kws={"fontsize": 7}, square=False,
-        linewidths=0.5, cbar_kws={"label": "Jaccard index of kept sets, mean over heads", "pad": 0.02},
+        linewidths=0.5, cbar_kws={"label": "Jaccard index, mean over heads", "pad": 0.02},
     )  # fmt: skip
     title = "Overlap of kept sets"
-    pairs = [(table.iloc[a, b], a, b) for a in range(len(table)) for b in range(a)]
+    policies = table.drop(index=CHANCE, columns=CHANCE, errors="ignore")
+    pairs = [(policies.iloc[a, b], a, b) for a in range(len(policies)) for b in range(a)]
     if pairs:
         told = [f"{table.index[a]} and {table.index[b]} ({share:.2f})" for share, a, b in (max(pairs), min(pairs))]
         title = f"Most alike: {told[0]}; least: {told[1]}"
-    dress(ax, title, "", "")
+        if CHANCE in table:
+            title += f"; a random draw: {table[CHANCE].iloc[:-1].mean():.2f}"
+    bar = ax.collections[0].colorbar.ax
+    bar.tick_params(labelsize=8)
+    bar.yaxis.label.set_fontsize(8.5)
+    dress(ax, title, "", "", width=58)
     ax.grid(False)
     ax.tick_params(axis="x", rotation=60)
     return ax
