@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from epiviz import policies, signals, tasks
     from epiviz.decode import Run, generate
+    from epiviz.grids import ReplayGrid, replay_grid
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
     from epiviz.policies import Budget, BudgetError, UnknownPolicyError
-    from epiviz.replays import Replay, replay
+    from epiviz.recall import attention_recall
+    from epiviz.replays import Replay, noise_floor, replay
     from epiviz.results import collect, save_results
     from epiviz.retention import Reason, Retention
     from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
@@ -28,6 +30,7 @@ _HOME = {
     "ModelNotFoundError": "models",
     "Reason": "retention",
     "Replay": "replays",
+    "ReplayGrid": "grids",
     "Retention": "retention",
     "Run": "decode",
     "Trace": "trace",
@@ -35,11 +38,14 @@ _HOME = {
     "TraceReader": "widgets",
     "UnknownPolicyError": "policies",
     "UnsupportedModelError": "models",
+    "attention_recall": "recall",
     "collect": "results",
     "generate": "decode",
     "load": "models",
     "record": "trace",
+    "noise_floor": "replays",
     "replay": "replays",
+    "replay_grid": "grids",
     "save_results": "results",
 }
 _MODULES = {"plots", "policies", "signals", "stats", "tasks"}
@@ -52,6 +58,7 @@ __all__ = [
     "ModelNotFoundError",
     "Reason",
     "Replay",
+    "ReplayGrid",
     "Retention",
     "Run",
     "Trace",
@@ -59,12 +66,15 @@ __all__ = [
     "TraceReader",
     "UnknownPolicyError",
     "UnsupportedModelError",
+    "attention_recall",
     "collect",
     "generate",
     "load",
+    "noise_floor",
     "policies",
     "record",
     "replay",
+    "replay_grid",
     "save_results",
     "signals",
     "tasks",

@@ -287,7 +287,7 @@ def _to_run(session: Session, row: Row) -> Run:
     )
 
 
-def progress_bar(total: int, label: str, show: bool) -> tqdm:
+def progress_bar(total: int, label: str, show: bool, unit: str = "token") -> tqdm:
     """A bar that appears only if the work takes more than three seconds; ``EPIVIZ_PROGRESS=off`` hides all."""
     hidden = not show or os.environ.get("EPIVIZ_PROGRESS") == "off"
-    return tqdm(total=total, desc=label, unit="token", disable=hidden, delay=3, mininterval=0.5, leave=False)
+    return tqdm(total=total, desc=label, unit=unit, disable=hidden, delay=3, mininterval=0.5, leave=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import json
 import operator
 import os
 import shutil
@@ -14,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class ModelShape:
     hidden: int
     evicts: tuple[int, ...] = ()  # the layers that evict: all, or the full-attention layers of a hybrid model
     window: int | None = None  # what the other layers of a hybrid model attend to
+    name: str = field(default="", compare=False)  # of the model, for policies that are calibrated for it
 
     def __post_init__(self) -> None:
         if not self.evicts:
@@ -105,7 +107,22 @@ class Model:
             hidden=config.hidden_size,
             evicts=evicts,
             window=window if len(evicts) < len(types) else None,
+            name=self.name,
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the architecture, the dtype, the attention backend and a sample of every weight tensor.
+
+        What was computed with one model is not taken for another's; reading all weights would take seconds.
+        """
+        config = self.lm.config.to_diff_dict() | {"dtype": str(self.dtype), "attention": self.attention}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+        for name, weights in sorted(self.lm.state_dict().items()):
+            flat = weights.flatten()
+            sample = flat[:: max(1, flat.numel() // 64)].double().cpu()
+            digest.update(f"{name} {tuple(weights.shape)} ".encode() + sample.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def device(self) -> torch.device:

@@ -1,17 +1,25 @@
 """Replay: a policy run over a recorded trace, exactly, with the recorded tokens forced.
 
 Between two evictions nothing leaves a cache, so the trace goes through the same engine as generation in chunks that run
-to the next event: the kept sets are those of single steps, at the speed of a prefill. The full cache goes along in
-lock-step, so that what eviction does to the predictions is measured token by token and no logits are kept.
+to the next event: the kept sets are those of single steps, at the speed of a prefill. The full cache goes ahead block
+by block, so that what eviction does to the predictions is measured token by token and no logits are kept. Several
+policies may share its pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import operator
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from epiviz import policies
 from epiviz.attended import Attended
@@ -19,11 +27,21 @@ from epiviz.decode import progress_bar
 from epiviz.engine import Meter, Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Budget, Policy, ResolvedBudget, Slots
+from epiviz.results import write_atomically
 from epiviz.retention import Retention
 from epiviz.signals import at_least_float32
 from epiviz.trace import Trace
 
-CHUNK = 256  # most tokens per pass: bounds the logits that are compared at a time
+BLOCK = 256  # tokens of the reference at a time: bounds the logits that are compared at once
+COMPARED = ("full_nll", "kl", "agrees", "margin")  # what only a comparison with the full cache measures
+FORMAT = "epiviz-replay-1"
+
+
+_HISTORY = ("event_steps", "death", "reason", "positions")
+
+
+class ReplayFileError(ValueError):
+    """A file that holds no replay of the trace at hand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +62,8 @@ class Replay:
         Both put the same token first. False in the prompt.
     margin : float32 ``[tokens]``
         Gap between the two highest logits under the full cache: how near a tie a disagreement is.
+
+    A replay that was not compared with the full cache has None for ``full_nll``, ``kl``, ``agrees`` and ``margin``.
     policy, model, positions : str
     budget : ResolvedBudget or None
     seed : int
@@ -55,10 +75,10 @@ class Replay:
     retention: Retention
     meter: Meter
     nll: np.ndarray
-    full_nll: np.ndarray
-    kl: np.ndarray
-    agrees: np.ndarray
-    margin: np.ndarray
+    full_nll: np.ndarray | None
+    kl: np.ndarray | None
+    agrees: np.ndarray | None
+    margin: np.ndarray | None
     policy: str
     model: str
     positions: str
@@ -74,18 +94,101 @@ class Replay:
     @property
     def nll_increase(self) -> float:
         """Mean −log p under eviction minus that under the full cache, in nats per token."""
-        return float((self.nll - self.full_nll)[self.predicted].mean())
+        return float((self.nll - self._compared("full_nll"))[self.predicted].mean())
 
     @property
     def top1_agreement(self) -> float:
         """Share of tokens at which both caches put the same token first."""
-        return float(self.agrees[self.predicted].mean())
+        return float(self._compared("agrees")[self.predicted].mean())
 
     @property
     def first_divergence(self) -> int | None:
         """The first token at which they do not, None if they always do."""
-        apart = np.flatnonzero(~self.agrees[self.predicted])
+        apart = np.flatnonzero(~self._compared("agrees")[self.predicted])
         return int(apart[0]) + self.trace.prompt_length if len(apart) else None
+
+    @property
+    def first_margin(self) -> float | None:
+        """Gap between the two highest logits of the full cache at the first divergence, None if there is none."""
+        at = self.first_divergence
+        return None if at is None else float(self.margin[at])
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write everything but the trace to one safetensors file with a JSON header."""
+        arrays = {name: getattr(self, name) for name in ("nll", *COMPARED)} | {
+            f"retention.{name}": getattr(self.retention, name) for name in _HISTORY
+        }
+        header = {
+            "format": FORMAT,
+            "trace": self.trace.fingerprint,
+            "meter": asdict(self.meter),
+            "prompt_length": self.retention.prompt_length,
+            "evicts": self.retention.evicts,
+            "budget": None if self.budget is None else asdict(self.budget),
+            **{name: getattr(self, name) for name in ("policy", "model", "positions", "seed")},
+        }
+        if self.attended is not None:
+            stored = asdict(self.attended)
+            arrays |= {f"attended.{name}": x for name, x in stored.items() if isinstance(x, np.ndarray)}
+            header["attended"] = {name: x for name, x in stored.items() if not isinstance(x, np.ndarray)}
+        arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items() if x is not None}
+        path = Path(path)
+        metadata = {"epiviz": json.dumps(header)}
+        write_atomically(path, lambda temporary: save_file(arrays, str(temporary), metadata=metadata))
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, trace: Trace) -> Replay:
+        """Read a replay of ``trace``; no model is needed.
+
+        Raises
+        ------
+        ReplayFileError
+            The file is cut off, damaged, something else, or of another trace.
+        """
+        try:
+            with safe_open(str(path), framework="np") as file:
+                header = json.loads((file.metadata() or {}).get("epiviz", "{}"))
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise ReplayFileError(f"{path} is cut off, damaged or no replay ({error}); replay again") from error
+        if header.pop("format", None) != FORMAT:
+            raise ReplayFileError(f"{path} is no replay in the format {FORMAT}; replay again")
+        if header.pop("trace") != trace.fingerprint:
+            raise ReplayFileError(f"{path} is a replay of another trace than {trace.name!r}")
+        history = {name: arrays.get(f"retention.{name}") for name in _HISTORY}
+        retention = Retention(**history, prompt_length=header.pop("prompt_length"), evicts=tuple(header.pop("evicts")))
+        meter, budget, chosen = Meter(**header.pop("meter")), header.pop("budget"), header.pop("attended", None)
+        if chosen is not None:
+            chosen["layers"] = tuple(chosen["layers"])
+            named = {name: arrays.get(f"attended.{name}") for name in ("count", "last", "steps")}
+            chosen = Attended(**(named | chosen))
+        return cls(
+            trace=trace,
+            retention=retention,
+            meter=meter,
+            budget=None if budget is None else ResolvedBudget(**budget),
+            attended=chosen,
+            **{name: arrays.get(name) for name in ("nll", *COMPARED)},
+            **header,
+        )
+
+    def _compared(self, name: str) -> np.ndarray:
+        values = getattr(self, name)
+        if values is None:
+            raise ValueError(f"this replay of {self.policy!r} was not compared with the full cache: compare=True does")
+        return values
+
+
+@dataclass(frozen=True)
+class Job:
+    """One policy under one budget, to be replayed."""
+
+    policy: Policy
+    budget: Budget | None
+    seed: int = 0
+    positions: str = "absolute"
+    on_event: Callable[[Slots], None] | None = None
 
 
 def replay(
@@ -96,8 +199,10 @@ def replay(
     seed: int = 0,
     *,
     positions: str = "absolute",
-    progress: bool = True,
+    compare: bool = True,
+    chunk: int = BLOCK,
     on_event: Callable[[Slots], None] | None = None,
+    progress: bool = True,
 ) -> Replay:
     """Run a policy over a recorded trace.
 
@@ -108,6 +213,10 @@ def replay(
     trace : Trace
     policy, budget, seed, positions, progress
         As in :func:`epiviz.generate`; a budget that is a share is one of the trace.
+    compare : bool
+        Run the full cache beside it and compare predictions; without, only ``nll`` is measured, in half the time.
+    chunk : int
+        At most so many tokens per forward pass; 1 is plain stepping.
     on_event : callable, optional
         Called after each eviction with the :class:`~epiviz.policies.base.Slots` that stay, to be looked at and not
         changed; for instance a :class:`epiviz.diversity.DiversityRecorder`.
@@ -123,58 +232,119 @@ def replay(
     ValueError
         The trace has no tokens after its prompt, or other bad input as in :func:`epiviz.generate`.
     """
+    job = Job(policies.get(policy), budget, seed, positions, on_event)
+    return replay_together(model, trace, [job], compare=compare, chunk=chunk, progress=progress)[0]
+
+
+def noise_floor(model: Model, trace: Trace, *, chunk: int = 64, progress: bool = True) -> Replay:
+    """Compare the full cache with itself, fed in other chunks: what rounding alone does to every measure."""
+    return replay(model, trace, "full", chunk=chunk, progress=progress)
+
+
+def replay_together(
+    model: Model,
+    trace: Trace,
+    jobs: Sequence[Job],
+    *,
+    compare: bool = True,
+    chunk: int = BLOCK,
+    progress: bool = True,
+) -> list[Replay]:
+    """Replay several policies over one trace, beside one pass of the full cache for all; see :func:`replay`."""
     trace.check_model(model)
     prompt, rest = trace.tokens[: trace.prompt_length].tolist(), trace.tokens[trace.prompt_length :]
     if not len(rest):
         raise ValueError(f"the trace {trace.name!r} has {len(prompt)} prompt tokens and none after them to predict")
-    policy = policies.get(policy)
-    rows = [make_rows([prompt], each, budget, len(rest)) for each in (policy, policies.get("full"))]
-    evicted = Session(model, policy, rows[0], len(rest), seed, positions, on_event=on_event)
-    full = Session(model, policies.get("full"), rows[1], len(rest), seed)
-    measured = []
+    if operator.index(chunk) < 1:
+        raise ValueError(f"a chunk has at least 1 token, got {chunk}")
+    nothing = policies.get("full")
+    rows = [make_rows([prompt], job.policy, job.budget, len(rest))[0] for job in jobs]
+    sessions = [
+        Session(model, job.policy, [row], len(rest), job.seed, job.positions, on_event=job.on_event)
+        for job, row in zip(jobs, rows, strict=True)
+    ]
+    full = Session(model, nothing, make_rows([prompt], nothing, None, len(rest)), len(rest), 0) if compare else None
     tokens = torch.tensor(rest, dtype=torch.int64, device=model.device)[None]
-    with evicted, full, progress_bar(len(rest), f"replay {policy.label}", progress) as bar:
-        logits = [session.prefill() for session in (evicted, full)]
-        measured.append(_compare(*logits, tokens[0, :1]))
-        at = 0
-        while at < len(rest) - 1:
-            q = min(evicted.room(), CHUNK, len(rest) - 1 - at)
-            logits = [session.feed(tokens[:, at : at + q])[0] for session in (evicted, full)]
-            measured.append(_compare(*logits, tokens[0, at + 1 : at + 1 + q]))
-            at += q
-            bar.update(q)
-        evicted.finish(evicted.rows)
-    columns = [torch.cat(parts).cpu().numpy() for parts in zip(*measured, strict=True)]
-    nll, full_nll, kl, agrees, margin = (_behind_prompt(column, len(prompt)) for column in columns)
-    return Replay(
-        trace=trace,
-        retention=rows[0][0].retention,
-        meter=rows[0][0].meter,
-        nll=nll,
-        full_nll=full_nll,
-        kl=kl,
-        agrees=agrees,
-        margin=margin,
-        policy=policy.label,
-        model=model.name,
-        positions=positions,
-        budget=rows[0][0].budget,
-        seed=seed,
-        attended=rows[0][0].attended,
-    )
+    label = f"replay {jobs[0].policy.label}" if len(jobs) == 1 else f"replay {len(jobs)} policies"
+    measured: list[list] = [[] for _ in jobs]
+    with ExitStack() as stack, progress_bar(len(rest) * len(jobs), label, progress) as bar:
+        for session in [*sessions, *([full] if compare else [])]:
+            stack.enter_context(session)
+        reference = _Reference.of(full.prefill(), tokens[0, :1]) if compare else None
+        for session, parts in zip(sessions, measured, strict=True):
+            parts.append(_measure(session.prefill(), tokens[0, :1], reference))
+        for at in range(0, len(rest) - 1, BLOCK):
+            block = tokens[:, at : min(at + BLOCK, len(rest) - 1)]
+            targets = tokens[0, at + 1 : at + 1 + block.shape[1]]
+            reference = _Reference.of(full.feed(block)[0], targets) if compare else None
+            for session, parts in zip(sessions, measured, strict=True):
+                start = 0
+                while start < len(targets):
+                    piece = slice(start, start + min(session.room(), chunk, len(targets) - start))
+                    logits = session.feed(block[:, piece])[0]
+                    parts.append(_measure(logits, targets[piece], reference and reference[piece]))
+                    bar.update(piece.stop - start)
+                    start = piece.stop
+        for session in sessions:
+            session.finish(session.rows)
+    return [
+        Replay(
+            trace=trace,
+            retention=row.retention,
+            meter=row.meter,
+            **_columns(parts, len(prompt)),
+            policy=session.policy.label,
+            model=model.name,
+            positions=job.positions,
+            budget=row.budget,
+            seed=job.seed,
+            attended=row.attended,
+        )
+        for job, row, session, parts in zip(jobs, rows, sessions, measured, strict=True)
+    ]
 
 
-def _compare(evicted: torch.Tensor, full: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compare logits ``[n, vocabulary]`` that predict ``tokens`` ``[n]``: both NLLs, KL, agreement, margin."""
-    log_p = [at_least_float32(logits).log_softmax(-1) for logits in (evicted, full)]
-    nll, full_nll = (-each.gather(1, tokens[:, None])[:, 0] for each in log_p)
-    kl = (log_p[1].exp() * (log_p[1] - log_p[0])).sum(-1)
-    top = at_least_float32(full).topk(2, dim=-1)
-    return nll, full_nll, kl, evicted.argmax(-1) == top.indices[:, 0], top.values[:, 0] - top.values[:, 1]
+@dataclass(frozen=True)
+class _Reference:
+    """What the full cache predicts for some tokens."""
+
+    log_p: torch.Tensor  # [n, vocabulary]
+    nll: torch.Tensor
+    top: torch.Tensor
+    margin: torch.Tensor
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, tokens: torch.Tensor) -> _Reference:
+        log_p = at_least_float32(logits).log_softmax(-1)
+        top = log_p.topk(2, dim=-1)
+        return cls(log_p, _nll(log_p, tokens), top.indices[:, 0], top.values[:, 0] - top.values[:, 1])
+
+    def __getitem__(self, piece: slice) -> _Reference:
+        return _Reference(self.log_p[piece], self.nll[piece], self.top[piece], self.margin[piece])
 
 
-def _behind_prompt(column: np.ndarray, prompt_length: int) -> np.ndarray:
-    """Put the prompt's places, NaN or False, before a column of measurements."""
-    if column.dtype == bool:
-        return np.concatenate([np.zeros(prompt_length, dtype=bool), column])
-    return np.concatenate([np.full(prompt_length, np.nan), column]).astype(np.float32)
+def _measure(logits: torch.Tensor, tokens: torch.Tensor, full: _Reference | None) -> dict[str, torch.Tensor]:
+    """Measure logits ``[n, vocabulary]`` that predict ``tokens`` ``[n]``."""
+    log_p = at_least_float32(logits).log_softmax(-1)
+    measured = {"nll": _nll(log_p, tokens)}
+    if full is not None:
+        measured["full_nll"] = full.nll
+        measured["kl"] = (full.log_p.exp() * (full.log_p - log_p)).sum(-1)
+        measured["agrees"] = log_p.argmax(-1) == full.top
+        measured["margin"] = full.margin
+    return measured
+
+
+def _nll(log_p: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return -log_p.gather(1, tokens[:, None])[:, 0]
+
+
+def _columns(parts: list[dict[str, torch.Tensor]], prompt_length: int) -> dict[str, np.ndarray | None]:
+    """Join measurements and put the prompt's places, NaN or False, before them."""
+    columns: dict[str, np.ndarray | None] = dict.fromkeys(("nll", *COMPARED))
+    for name in parts[0]:
+        column = torch.cat([part[name] for part in parts]).cpu().numpy()
+        empty = np.zeros(prompt_length, dtype=bool) if column.dtype == bool else np.full(prompt_length, np.nan)
+        joined = np.concatenate([empty, column])
+        columns[name] = joined if joined.dtype == bool else joined.astype(np.float32)
+    return columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ class Trace:
     def continuation(self) -> str:
         """The text after the prompt."""
         return self.spans.slice(self.prompt_length)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what a replay depends on: the token ids, the prompt's length and the tokenizer."""
+        said = f"{self.header.get('tokenizer')} {self.prompt_length} ".encode()
+        return hashlib.sha256(said + np.asarray(self.tokens, dtype="<i8").tobytes()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as one safetensors file: arrays, and a JSON header with the text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from epiviz import stats
 if TYPE_CHECKING:
     from epiviz.decode import Run
     from epiviz.engine import Meter
+    from epiviz.policies.base import ResolvedBudget
     from epiviz.replays import Replay
 
 
@@ -62,40 +63,57 @@ def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def replays(replays: Sequence[Replay], seed: int = 0) -> pd.DataFrame:
-    """Return one row for each replay: what it used and what it did to the predictions of the trace.
+def replays(replays: Iterable[Replay], seed: int = 0) -> pd.DataFrame:
+    """Return one row for each replay: what it used and what it did to the predictions of its trace.
 
     Parameters
     ----------
-    replays : sequence of Replay
-        Of one trace.
+    replays : iterable of Replay
     seed : int
         Of the moving-block bootstrap over tokens behind the interval.
 
     Returns
     -------
     pandas.DataFrame
-        ``policy``, ``evictions``, ``mean_slots``, ``peak_slots``, ``prefill_peak_slots``, ``attended_slots``,
-        ``kv_mib``, ``state_mib``; ``nll_increase`` over the full cache with ``low`` and ``high`` (nats per token),
-        ``kl`` (mean), ``top1`` (share of tokens at which both put the same token first), ``n`` (tokens).
+        ``trace``, ``policy``, ``budget`` (slots; missing for the full cache), ``sinks``, ``recent``, ``buffer``,
+        ``protect_prompt``, ``seed``, ``positions``; ``evictions``, ``mean_slots``, ``peak_slots``,
+        ``prefill_peak_slots``, ``attended_slots``, ``kv_mib``, ``state_mib``, ``bounded``; ``n`` (predicted tokens),
+        ``nll``, ``full_nll`` and their difference ``nll_increase`` with ``low`` and ``high`` (nats per token), ``kl``
+        (mean), ``top1`` (share of tokens at which both put the same token first), ``first_divergence`` (a token) and
+        ``first_margin`` (the full cache's gap between its two highest logits there).
     """
     rows = []
     for replay in replays:
-        difference = (replay.nll - replay.full_nll)[replay.predicted].astype(np.float64)
+        nll, full_nll, kl = (x[replay.predicted].astype(np.float64) for x in (replay.nll, replay.full_nll, replay.kl))
+        difference = nll - full_nll
         increase = stats.bootstrap(lambda i, x=difference: x[i].mean(-1), len(difference), seed=seed)
         rows.append(
             {
+                "trace": replay.trace.name,
                 "policy": replay.policy,
+                **_limits(replay.budget),
+                "seed": replay.seed,
+                "positions": replay.positions,
                 **_used(replay.meter),
+                "bounded": replay.meter.bounded,
+                "n": len(difference),
+                "nll": nll.mean(),
+                "full_nll": full_nll.mean(),
                 "nll_increase": increase.value,
                 "low": increase.low,
                 "high": increase.high,
-                "kl": float(replay.kl[replay.predicted].mean()),
+                "kl": kl.mean(),
                 "top1": replay.top1_agreement,
-                "n": len(difference),
+                "first_divergence": replay.first_divergence,
+                "first_margin": replay.first_margin,
             }
         )
     return pd.DataFrame(rows)
+
+
+def _limits(budget: ResolvedBudget | None) -> dict[str, object]:
+    names = {"budget": "total"} | {name: name for name in ("sinks", "recent", "buffer", "protect_prompt")}
+    return {column: None if budget is None else getattr(budget, name) for column, name in names.items()}
 
 
 def _used(meter: Meter) -> dict[str, float]:

@@ -1,0 +1,284 @@
+"""Grids: many policies, budgets and seeds over traces, computed once, kept on disk, resumable.
+
+A cell is one replay. It is stored under a hash of everything it depends on (the model's weights, the trace, the policy
+and its parameters, the budget, the seed, this package's own code), so that a second call reads it back and a changed
+policy is computed anew. A lock per cell lets several processes share a folder: each takes the cells that no other has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from epiviz import frames
+from epiviz.decode import progress_bar
+from epiviz.engine import make_rows
+from epiviz.models import Model, cache_directory
+from epiviz.policies.base import Budget, BudgetError, Policy, get
+from epiviz.replays import Job, Replay, ReplayFileError, replay_together
+from epiviz.trace import Trace
+
+TOGETHER = 6  # cells that share one pass of the full cache; a kill loses at most so many
+SUBJECT = (
+    "attended",
+    "attention",
+    "cache",
+    "draws",
+    "engine",
+    "models",
+    "positions",
+    "replays",
+    "retention",
+    "selector",
+    "signals",
+    "policies",
+)  # fmt: skip  the modules that decide what a cell says
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One replay of a grid, and the file that holds it."""
+
+    trace: Trace
+    job: Job
+    path: Path
+
+    @property
+    def name(self) -> str:
+        budget = "" if self.job.budget is None else f", budget {self.job.budget.total:g}"
+        return f"{self.job.policy.label} on {self.trace.name!r}{budget}, seed {self.job.seed}"
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayGrid:
+    """What a grid found: one tidy frame, and every replay on request.
+
+    Attributes
+    ----------
+    cells : tuple of Cell
+    frame : pandas.DataFrame
+        One row per cell, see :func:`epiviz.frames.replays`.
+    """
+
+    cells: tuple[Cell, ...]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return frames.replays(self._load(cell) for cell in self.cells)
+
+    def select(self, **wanted) -> list[Replay]:
+        """Return the replays whose columns of ``frame`` have these values, in the frame's order.
+
+        Raises
+        ------
+        KeyError
+            There is no such column, or no such cell; the message lists what there is.
+        """
+        chosen = pd.Series(True, index=self.frame.index)
+        for column, value in wanted.items():
+            if column not in self.frame:
+                raise KeyError(f"a grid has no column {column!r}; it has {', '.join(self.frame.columns)}")
+            chosen &= self.frame[column] == value
+        if not chosen.any():
+            there = {column: sorted(self.frame[column].unique().tolist(), key=str) for column in wanted}
+            raise KeyError(f"no cell with {wanted}; there are {there}")
+        return [self._load(self.cells[index]) for index in self.frame.index[chosen]]
+
+    def _load(self, cell: Cell) -> Replay:
+        return Replay.load(cell.path, cell.trace)
+
+
+def replay_grid(
+    model: Model,
+    trace: Trace | Sequence[Trace],
+    policies: Iterable[str | Policy],
+    budgets: Iterable[int | Budget],
+    seeds: Iterable[int] = (0,),
+    *,
+    positions: str = "absolute",
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> ReplayGrid:
+    """Replay every policy under every budget with every seed on every trace.
+
+    Parameters
+    ----------
+    model : Model
+    trace : Trace or sequence of Trace
+    policies : iterable of str or Policy
+        ``full`` needs no budget and is one cell per trace and seed.
+    budgets : iterable of int or Budget
+        A number is ``Budget(total=number)``.
+    seeds : iterable of int
+        Policies that draw nothing give the same cell for each.
+    positions : str
+        As in :func:`epiviz.generate`.
+    cache : str or Path, optional
+        Folder of the finished cells; by default ``replays`` in the user's cache directory. Several processes may
+        share it.
+    progress : bool
+
+    Returns
+    -------
+    ReplayGrid
+
+    Raises
+    ------
+    BudgetError
+        A budget that cannot hold what it must on one of the traces; raised before anything is computed.
+    ForeignTraceError, UnknownPolicyError, ValueError
+        As in :func:`epiviz.replay`.
+    """
+    folder = Path(cache) if cache is not None else cache_directory() / "replays"
+    folder.mkdir(parents=True, exist_ok=True)
+    traces = [trace] if isinstance(trace, Trace) else list(trace)
+    chosen = _distinct(policies, budgets)
+    cells = []
+    for each, (policy, budget), seed in product(traces, chosen, seeds):
+        each.check_model(model)
+        job = Job(policy, budget, seed, positions)
+        _check(model, each, job)
+        cells.append(Cell(each, job, folder / f"{cell_key(model, each, job)}.safetensors"))
+    if not cells:
+        raise ValueError("an empty grid: give at least one trace, policy, budget and seed")
+    _compute(model, cells, progress)
+    return ReplayGrid(tuple(cells))
+
+
+def _distinct(names: Iterable[str | Policy], budgets: Iterable[int | Budget]) -> list[tuple[Policy, Budget | None]]:
+    """Pair policies and budgets, each pair once."""
+    limits = [budget if isinstance(budget, Budget) else Budget(budget) for budget in budgets]
+    pairs: dict[tuple[str, Budget | None], tuple[Policy, Budget | None]] = {}
+    for policy in map(get, names):
+        for budget in limits if policy.evicts or policy.selects else [None]:
+            pairs.setdefault((repr(policy), budget), (policy, budget))
+    return list(pairs.values())
+
+
+def _check(model: Model, trace: Trace, job: Job) -> None:
+    """Raise what a replay would raise about its budget, with the cell's name."""
+    prompt, rest = trace.tokens[: trace.prompt_length].tolist(), len(trace) - trace.prompt_length
+    try:
+        (row,) = make_rows([prompt], job.policy, job.budget, rest)
+        if row.budget is not None:
+            job.policy.check(row.budget, model.shape)
+    except BudgetError as error:
+        raise BudgetError(f"{job.policy.label} on {trace.name!r}: {error}") from error
+
+
+# -- what a cell depends on ------------------------------------------------------------------------------------------
+
+
+def cell_key(model: Model, trace: Trace, job: Job) -> str:
+    """Return the hash under which a cell is stored."""
+    parts = [
+        code_hash(),
+        model.fingerprint,
+        trace.fingerprint,
+        repr(job.policy),
+        _foreign_source(job.policy),
+        repr(job.budget),
+        job.seed,
+        job.positions,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def code_hash() -> str:
+    """Hash the source of the modules that decide what a cell says."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in SUBJECT:
+        path = package / name
+        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            digest.update(f"{source.relative_to(package).as_posix()}\n".encode() + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _foreign_source(policy: Policy) -> str:
+    """The source of policies that are defined elsewhere, in a notebook or a file: they change without our code."""
+    sources = []
+    if not type(policy).__module__.startswith("epiviz."):
+        try:
+            sources.append(inspect.getsource(type(policy)))
+        except (OSError, TypeError) as error:
+            raise ValueError(
+                f"the source of policy {policy.label!r} cannot be read, so its replays cannot be told from those of "
+                "an earlier version; define it in a notebook cell or a file"
+            ) from error
+    inner = [getattr(policy, field.name) for field in fields(policy) if is_dataclass(getattr(policy, field.name))]
+    return "\n".join([*sources, *(_foreign_source(each) for each in inner if isinstance(each, Policy))])
+
+
+# -- computing ---------------------------------------------------------------------------------------------------------
+
+
+def _compute(model: Model, cells: Sequence[Cell], progress: bool) -> None:
+    """Compute what is missing, a few cells of a trace at a time; leave cells that others compute for last."""
+    missing = [cell for cell in {cell.path: cell for cell in cells}.values() if not _readable(cell)]
+    with progress_bar(len(missing), "replay grid", progress, unit="cell") as bar:
+        for wait in (False, True):
+            # Waiting with one cell at a time only: two processes that hold one each and want both would wait for ever.
+            for group in _groups(missing, 1 if wait else TOGETHER):
+                with ExitStack() as locks:
+                    mine = [cell for cell in group if not _readable(cell) and _take(cell, locks, wait)]
+                    mine = [cell for cell in mine if not _readable(cell)]  # another may have finished it meanwhile
+                    if mine:
+                        bar.set_postfix_str(mine[0].name, refresh=False)
+                        _finish(model, mine)
+                        bar.update(len(mine))
+
+
+def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
+    by_trace: dict[int, list[Cell]] = {}
+    for cell in cells:
+        by_trace.setdefault(id(cell.trace), []).append(cell)
+    for of_trace in by_trace.values():
+        for start in range(0, len(of_trace), size):
+            yield of_trace[start : start + size]
+
+
+def _take(cell: Cell, locks: ExitStack, wait: bool) -> bool:
+    """Lock a cell until ``locks`` closes; False if another process has it and we do not wait."""
+    lock = FileLock(f"{cell.path}.lock")
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        return False
+    locks.callback(lock.release)
+    return True
+
+
+def _finish(model: Model, cells: Sequence[Cell]) -> None:
+    for cell, found in zip(
+        cells, replay_together(model, cells[0].trace, [cell.job for cell in cells], progress=False), strict=True
+    ):
+        found.save(cell.path)
+
+
+def _readable(cell: Cell) -> bool:
+    """A cell's file is there and whole; a damaged one is computed again."""
+    if not cell.path.is_file():
+        return False
+    try:
+        Replay.load(cell.path, cell.trace)
+    except ReplayFileError as error:
+        print(f"computing {cell.name} again: {error}", file=sys.stderr)
+        cell.path.unlink(missing_ok=True)
+        return False
+    return True
