@@ -21,6 +21,9 @@ CHANCE = "chance"  # the row and column of a random eviction with the same sizes
 def overlap(replays: Sequence[Replay], step: int | None = None, contested: bool = False) -> pd.DataFrame:
     """Return how much of their kept sets policies share: Jaccard index of each pair, mean over heads.
 
+    Policies that draw use the same random numbers under the same seed, so that two of them look more alike than they
+    are; give one another seed to compare them.
+
     Parameters
     ----------
     replays : sequence of Replay
