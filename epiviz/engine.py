@@ -113,8 +113,11 @@ class PassInCache:
     def n(self) -> int:
         return max(self.cache.held) + self.q
 
+    def visible(self) -> torch.Tensor:
+        return self.cache.visible(self.q)
+
     def rows(self, layer: int) -> torch.Tensor:
-        return attention_rows(self.queries[layer], self.cache.keys[layer, :, :, : self.n], self.cache.visible(self.q))
+        return attention_rows(self.queries[layer], self.cache.keys[layer, :, :, : self.n], self.visible())
 
 
 class Session:
@@ -151,6 +154,7 @@ class Session:
     ):
         self.positions = check(positions)
         self.rotary = Rotary.of(model) if positions == "rerotated" else None
+        policy = policy.for_model(model.shape)
         self.model, self.policy, self.rows, self.recorder = model, policy, list(rows), recorder
         self.on_event = on_event
         self.seed, self.new_tokens = operator.index(seed), new_tokens
@@ -326,6 +330,8 @@ class Session:
         priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()
         total = min(budget.total, n) if not self.policy.underfills else self._filled(priority, budget)
+        if total == n:
+            return  # an occasion on which nothing leaves is no event
         keep, gone = choose(priority, min(budget.front, n), budget.recent, total)
         seen = torch.tensor([cache.seen[i] for i in indices], device=self.model.device)[None, :, None, None]
         kept_reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=self.model.device)

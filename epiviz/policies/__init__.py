@@ -31,6 +31,7 @@ from epiviz.policies.segments import EpiKVSeg, SegmentHS, ThinKVTertiles
 from epiviz.policies.selection import Blocks, Query, Selection
 from epiviz.policies.simple import Full, Random, Recency, Streaming
 from epiviz.policies.snapkv import SnapKV, SnapKVPrefill
+from epiviz.policies.thinkv import ThinKV
 from epiviz.policies.vase import CurDKV, EvictLargest, RandomReserve, VaseDKV, vase_attnv
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "SnapKVPrefill",
     "State",
     "Streaming",
+    "ThinKV",
     "ThinKVTertiles",
     "UnknownPolicyError",
     "ValueVariance",
