@@ -1,7 +1,8 @@
-"""The command line: ``epiviz study``."""
+"""The command line: ``epiviz study``, ``epiviz bench`` …"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from epiviz import runs
 from epiviz.parameters import ParameterError
+from epiviz.results import write_text_atomically
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -34,3 +36,30 @@ def study(
     typer.echo(f"\n{runs.summary(done)}")
     if any(run.status != "done" for run in done):
         raise typer.Exit(1)
+
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed as ratios in one run, and write them down as JSON.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("replay")
+def bench_replay(
+    model: Annotated[str, typer.Option(help="Bundled, hub id or folder.")] = "smollm2-135m",
+    trace: Annotated[Path | None, typer.Option(help="A trace file; without, the model writes --tokens tokens.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the trace, prompt included.")] = 1500,
+    budget: Annotated[int, typer.Option(help="Slots per layer and KV head right after an eviction.")] = 256,
+    buffer: Annotated[int, typer.Option(help="Slots that may pile up between two evictions.")] = 64,
+    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file.")] = Path("data/results/bench_replay.json"),
+) -> None:
+    """Replay against stepping through the same trace: seconds, ratio, and where rounding decides."""
+    import epiviz as ev
+    from epiviz import bench
+
+    lm = ev.load(model)
+    text = ev.Trace.load(trace) if trace else bench.long_trace(lm, tokens)
+    names = policy or ["epikv", "vase-attnv"]
+    found = bench.bench_replay(lm, text, names, ev.Budget(budget, buffer=buffer), typer.echo)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(out, json.dumps(found, indent=1) + "\n")
+    typer.echo(f"written to {out}")
