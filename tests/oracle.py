@@ -71,11 +71,37 @@ class SpySampler(Sampler):
         return super().draw(logits, seed, rows)
 
 
+class WatchedSession(Session):
+    """A session that looks at the cache around every event."""
+
+    def _evict(self, rows, indices, cache, ring, state):
+        budget, n = rows[0].budget, cache.held[indices[0]]
+        before = {name: x.clone() for name, x in cache.slots(indices, n).items()}
+        super()._evict(rows, indices, cache, ring, state)
+        kept = cache.held[indices[0]]
+        after = cache.slots(indices, kept)
+        positions, earlier = after["position"], before["position"]
+        assert (positions.diff(dim=-1) > 0).all(), "slots are sorted and distinct in every head"
+        assert kept <= budget.total or not self.policy.bounded
+        front = torch.arange(min(budget.front, n))
+        assert torch.equal(positions[..., : len(front)], front.expand_as(positions[..., : len(front)]))
+        newest = earlier[..., n - budget.recent :]
+        assert torch.equal(positions[..., kept - budget.recent :], newest), "recent tokens stay"
+        assert (newest < max(cache.seen[i] for i in indices)).all(), "no slot but of a token that was seen"
+        source = torch.searchsorted(earlier.contiguous(), positions.contiguous())
+        assert torch.equal(earlier.gather(3, source), positions), "nothing is kept that was not there"
+        for name, x in after.items():
+            if name in ("reason", "place") or (name == "keys" and self.rotary is not None):
+                continue
+            index = source if x.dim() == 4 else source[..., None].expand_as(x)
+            assert torch.equal(before[name].gather(3, index), x), f"kept {name} move bit for bit"
+
+
 def evicting_run(model, prompts, policy, budget, new_tokens, seed=0, positions="absolute") -> list[Row]:
     """Generate greedily through the engine; the rows carry ``logits`` beside tokens, retention and meter."""
     policy = fitting(policy)
     rows = make_rows(prompts, policy, budget, new_tokens)
-    with Session(model, policy, rows, new_tokens, seed, positions) as session:
+    with WatchedSession(model, policy, rows, new_tokens, seed, positions) as session:
         decode(session, SpySampler())
     return rows
 
