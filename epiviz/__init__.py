@@ -48,7 +48,7 @@ _HOME = {
     "replay_grid": "grids",
     "save_results": "results",
 }
-_MODULES = {"plots", "policies", "signals", "stats", "tasks"}
+_MODULES = {"diversity", "frames", "inclusion", "lifetimes", "plots", "policies", "signals", "stats", "tasks"}
 
 __all__ = [
     "Budget",

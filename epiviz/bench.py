@@ -98,9 +98,7 @@ def bench_replay(
     for name in names:
         found["policies"][name] = _bench_one(model, trace, policies.get(name), budget)
         one = found["policies"][name]
-        say(
-            f"{name}: stepping {one['stepping']:.1f} s, replay {one['replay']:.1f} s, {one['speedup']:.1f} times as fast"
-        )
+        say(f"{name}: stepping {one['stepping']:.1f} s, replay {one['replay']:.1f} s, ratio {one['speedup']:.1f}")
     return found
 
 

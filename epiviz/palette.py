@@ -74,6 +74,14 @@ def policy_style(name: str) -> Style:
     return POLICIES.get(base) or spare[sum(base.encode()) % len(spare)]
 
 
+def distinct_styles(names: Sequence[str]) -> dict[str, Style]:
+    """Return looks for the policies of one figure: known ones keep theirs, and no two look alike while looks last."""
+    styles = {name: POLICIES[name.split("(")[0]] for name in names if name.split("(")[0] in POLICIES}
+    free = [style for style in [*CYCLE[len(_KNOWN) :], *CYCLE] if style not in styles.values()]
+    others = [name for name in names if name not in styles]
+    return styles | {name: free[i % len(free)] if free else CYCLE[i % len(CYCLE)] for i, name in enumerate(others)}
+
+
 def new_axes(ax: Axes | None) -> Axes:
     """Return the given axes, or those of a new figure."""
     return plt.subplots(figsize=SIZE, dpi=DPI, layout="constrained")[1] if ax is None else ax

@@ -3,6 +3,7 @@
 Every function here takes a trace or runs and returns a pandas frame; none of them needs a model.
 """
 
+from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
 from epiviz.frames.histories import attended, kept, overlap
 from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
@@ -29,6 +30,7 @@ __all__ = [
     "SINKS",
     "TAIL_FACTOR",
     "attended",
+    "budget_curves",
     "carriers",
     "displacements",
     "diversity",

@@ -75,12 +75,12 @@ def replays(replays: Iterable[Replay], seed: int = 0) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``trace``, ``policy``, ``budget`` (slots; missing for the full cache), ``sinks``, ``recent``, ``buffer``,
-        ``protect_prompt``, ``seed``, ``positions``; ``evictions``, ``mean_slots``, ``peak_slots``,
-        ``prefill_peak_slots``, ``attended_slots``, ``kv_mib``, ``state_mib``, ``bounded``; ``n`` (predicted tokens),
-        ``nll``, ``full_nll`` and their difference ``nll_increase`` with ``low`` and ``high`` (nats per token), ``kl``
-        (mean), ``top1`` (share of tokens at which both put the same token first), ``first_divergence`` (a token) and
-        ``first_margin`` (the full cache's gap between its two highest logits there).
+        ``trace``, ``policy``, ``budget`` (slots; missing for the full cache) and its ``share`` of the trace's tokens,
+        ``sinks``, ``recent``, ``buffer``, ``protect_prompt``, ``seed``, ``positions``; ``evictions``, ``mean_slots``,
+        ``peak_slots``, ``prefill_peak_slots``, ``attended_slots``, ``kv_mib``, ``state_mib``, ``bounded``; ``n``
+        (predicted tokens), ``nll``, ``full_nll`` and their difference ``nll_increase`` with ``low`` and ``high`` (nats
+        per token), ``kl`` (mean), ``top1`` (share of tokens at which both put the same token first),
+        ``first_divergence`` (a token) and ``first_margin`` (the full cache's gap between its two highest logits there).
     """
     rows = []
     for replay in replays:
@@ -92,6 +92,7 @@ def replays(replays: Iterable[Replay], seed: int = 0) -> pd.DataFrame:
                 "trace": replay.trace.name,
                 "policy": replay.policy,
                 **_limits(replay.budget),
+                "share": None if replay.budget is None else replay.budget.total / len(replay.trace),
                 "seed": replay.seed,
                 "positions": replay.positions,
                 **_used(replay.meter),

@@ -5,6 +5,7 @@ saves. Frames come from :mod:`epiviz.frames`, looks from :mod:`epiviz.palette`. 
 numbers of the frame at hand.
 """
 
+from epiviz.plots.budgets import against_control, budget_curves
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
 from epiviz.plots.survivors import diversity, inclusion, lifetimes, survival
@@ -13,6 +14,8 @@ from epiviz.plots.training import training_accuracy, training_loss
 from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, value_tail
 
 __all__ = [
+    "against_control",
+    "budget_curves",
     "carriers",
     "cost",
     "displacement",

@@ -1,0 +1,73 @@
+"""Cost against budget: over traces, beside the control, and how it is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from epiviz import frames, plots
+
+
+def grid(increase, policies=("random", "good", "odd"), shares=(0.25, 0.5), traces=4, seeds=2):
+    """A grid's frame with ``increase(policy, share, trace, seed)`` as cost."""
+    rows = [
+        {"trace": f"t{trace}", "policy": policy, "budget": 100, "share": share + 0.001 * trace, "seed": seed, "n": 50}
+        | {"nll_increase": (x := increase(policy, share, trace, seed)), "low": x - 0.1, "high": x + 0.2}
+        for policy in policies
+        for share in shares
+        for trace in range(traces)
+        for seed in range(seeds)
+    ]
+    full = {"trace": "t0", "policy": "full", "budget": None, "share": None, "seed": 0, "nll_increase": 0.0}
+    return pd.DataFrame([*rows, full])
+
+
+def cost(policy, share, trace, seed):
+    base = {"random": 0.4, "good": 0.1, "odd": 0.4}[policy] * (1 - share)
+    wobble = 0.01 * trace if policy != "odd" else 0.3 * (-1) ** trace
+    return base + wobble + 0.001 * seed + (0.002 * trace**2 if policy == "good" else 0)
+
+
+def test_curves_by_hand():
+    table = frames.budget_curves(grid(cost))
+    assert set(table["policy"]) == {"random", "good", "odd"} and sorted(set(table["share"])) == [0.25, 0.5]
+    row = table.query("policy == 'good' and share == 0.25").iloc[0]
+    values = np.array([np.mean([cost("good", 0.25, t, s) for s in range(2)]) for t in range(4)])
+    beside = np.array([np.mean([cost("random", 0.25, t, s) for s in range(2)]) for t in range(4)])
+    assert row["n"] == 4 and row["nll_increase"] == pytest.approx(values.mean())
+    low, high = stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
+    assert (row["low"], row["high"]) == pytest.approx((low, high))
+    assert row["difference"] == pytest.approx((values - beside).mean())
+    assert row["p"] == pytest.approx(stats.ttest_rel(values, beside).pvalue)
+    assert row["p_holm"] == pytest.approx(2 * row["p"])  # the smaller of two
+    control = table.query("policy == 'random'")
+    assert control["difference"].isna().all() and control["p_holm"].isna().all()
+
+
+def test_one_trace_takes_over_the_interval_of_its_tokens():
+    table = frames.budget_curves(grid(cost, traces=1, seeds=1))
+    row = table.query("policy == 'good' and share == 0.5").iloc[0]
+    assert (row["low"], row["high"]) == pytest.approx((row["nll_increase"] - 0.1, row["nll_increase"] + 0.2))
+    assert np.isnan(row["difference_low"]) and np.isnan(row["p"]) and np.isfinite(row["difference"])
+
+
+def test_no_budget_is_no_curve():
+    with pytest.raises(ValueError, match="none of the 1 rows has a budget"):
+        frames.budget_curves(grid(cost).tail(1))
+
+
+def test_the_titles_tell_the_findings():
+    table = frames.budget_curves(grid(cost))
+    ax = plots.budget_curves(table)
+    assert "At 25% of the text, good costs +0.10 nats per token, random +0.32" in ax.get_title("left").replace("\n", " ")
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"random", "good", "odd"}
+    ax = plots.against_control(table)
+    title = ax.get_title("left").replace("\n", " ")
+    assert title.startswith("1 of 2 policies cost less than random at 25% of the text, 1 at 50%")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["good", "odd"]
+    marked = [text.get_text() for text in ax.texts if "•" in text.get_text()]
+    assert len(marked) == 2 and all(text.startswith("−") or text.startswith("-") for text in marked)
+    with pytest.raises(ValueError, match="no policy 'random' to compare with"):
+        plots.against_control(frames.budget_curves(grid(cost, policies=("good", "odd"))))
