@@ -15,9 +15,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import settings
 
 import epiviz as ev
 from epiviz.text import join_bytes
+
+# The same few examples each time; `--hypothesis-profile=full` draws many, and other ones each time.
+settings.register_profile("few", derandomize=True, max_examples=15, deadline=None)
+settings.register_profile("full", max_examples=300, deadline=None)
+settings.load_profile("few")
 
 
 @pytest.fixture(scope="session")

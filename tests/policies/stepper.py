@@ -21,7 +21,9 @@ class GivenRows(PassInCache):
     given: torch.Tensor | None = None
 
     def rows(self, layer):
-        return super().rows(layer) if self.given is None else self.given[None, None]
+        if self.given is None:
+            return super().rows(layer)
+        return self.given.expand(self.cache.rows, self.cache.shape.heads, *self.given.shape)
 
 
 class Stepper:
@@ -42,16 +44,18 @@ class Stepper:
     ----------
     events : list of (int, int64 ``[layers, rows, kv_heads, kept]``)
         Tokens seen at each eviction, and the positions that stayed.
+    rankings : list of ``[layers, rows, kv_heads, n]``
+        The priorities that decided it.
     """
 
     def __init__(self, policy, budget, size=3, *, layers=1, rows=1, heads=1, kv_heads=1, dtype=torch.float64):
-        self.policy, self.budget, self.size = policy, budget, size
         shape = ModelShape(layers, heads, kv_heads, size, hidden=1)
-        needs = policy.needs(ModelShape(DEPTH, heads, kv_heads, size, hidden=1))
+        self.policy, self.budget, self.size = policy.for_model(shape), budget, size
+        needs = self.policy.needs(ModelShape(DEPTH, heads, kv_heads, size, hidden=1))
         self.tracks = needs.tracks
         self.cache = SlotCache(shape, rows, 4096, dtype, torch.device("cpu"), needs.tracks)
         self.ring = RecentQueries.empty(shape, rows, max(1, needs.queries), dtype, torch.device("cpu"))
-        self.state, self.levels, self.passes, self.prompt, self.events = {}, {}, 0, None, []
+        self.state, self.levels, self.passes, self.prompt, self.events, self.rankings = {}, {}, 0, None, [], []
 
     def feed(self, q, moves=None, hidden=None, keys=None, values=None, queries=None, rows=None):
         """Feed ``q`` tokens: the first call is the prompt.
@@ -88,10 +92,10 @@ class Stepper:
         if due(self.cache.seen[0], self.cache.held[0], self.budget):
             self.evict()
 
-    @property
-    def room(self) -> int:
-        """Tokens that may be fed at once."""
-        return max(1, self.budget.peak - self.cache.held[0])
+    def room(self, most: int) -> int:
+        """Tokens that may be fed at once: up to the next event."""
+        seen, held = self.cache.seen[0], self.cache.held[0]
+        return next((q for q in range(1, most) if self.policy.due(seen + q, held + q, self.budget)), most)
 
     @property
     def draws(self) -> Draws:
@@ -120,7 +124,7 @@ class Stepper:
     def evict(self):
         slots = self.slots()
         priority = self.priority().float().expand(slots.positions.shape)
-        assert not priority.isnan().any()
+        self.rankings.append(priority)
         total = min(self.budget.total, slots.n)
         if self.policy.underfills:
             protected = ~slots.candidates.expand(priority.shape)

@@ -119,17 +119,6 @@ def test_heads_of_different_length_are_an_error():
 # -- LagKV and prefill-only SnapKV
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_lag_scores_against_a_loop(seed):
-    parts = np.random.default_rng(seed).normal(size=(2, 3, 4, 7, 5))
-    found = lag_score(torch.from_numpy(parts))
-    for row, head, part in np.ndindex(2, 3, 3):
-        reference = parts[row, head, part + 1]
-        low, high = reference.min(0), reference.max(0)
-        spread = ((parts[row, head, part] - low) / (high - low + 1e-9)).std(-1, ddof=1)
-        assert found[row, head, part].numpy() == pytest.approx(np.exp(spread) / np.exp(spread).sum(), rel=1e-9)
-
-
 def test_lag_scores_of_a_constant_channel_are_finite():
     parts = torch.randn(1, 1, 3, 6, 4)
     parts[..., 0] = 2.0
