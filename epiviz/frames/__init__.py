@@ -6,6 +6,8 @@ Every function here takes a trace or runs and returns a pandas frame; none of th
 from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
 from epiviz.frames.histories import attended, kept, overlap
+from epiviz.frames.positions import position_modes
+from epiviz.frames.recall import recall
 from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
 from epiviz.frames.values import (
@@ -41,8 +43,10 @@ __all__ = [
     "large_values",
     "lifetimes",
     "overlap",
+    "position_modes",
     "positional_trend",
     "printable",
+    "recall",
     "replays",
     "runs",
     "scores",

@@ -46,13 +46,13 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     rows = []
     for (policy, share), values in wide.iterrows():
         values = values.dropna()
-        mean, low, high = _interval(values.to_numpy(), level)
+        mean, low, high = interval(values.to_numpy(), level)
         if len(values) == 1:
             low, high = cells.loc[(policy, share, values.index[0]), ["low", "high"]]
         row = {"policy": policy, "share": share, "n": len(values), "nll_increase": mean, "low": low, "high": high}
         beside = wide.loc[(control, share)] if (control, share) in wide.index else None
         difference = np.array([]) if beside is None or policy == control else (values - beside).dropna().to_numpy()
-        mean, low, high = _interval(difference, level)
+        mean, low, high = interval(difference, level)
         p = scipy_stats.ttest_1samp(difference, 0).pvalue if len(difference) > 1 else np.nan
         rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high, "p": p})
     table = pd.DataFrame(rows)
@@ -62,7 +62,7 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     return table.sort_values(["share", "nll_increase"], ignore_index=True)
 
 
-def _interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
+def interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
     """Mean and Student's t interval; NaN where there is nothing, or only one value, to tell it from."""
     if not len(values):
         return (np.nan,) * 3

@@ -8,6 +8,8 @@ numbers of the frame at hand.
 from epiviz.plots.budgets import against_control, budget_curves
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
+from epiviz.plots.positions import position_modes
+from epiviz.plots.recall import recall
 from epiviz.plots.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.plots.traces import displacement, positional_trend, score, trend_by_layer, zscores
 from epiviz.plots.training import training_accuracy, training_loss
@@ -26,7 +28,9 @@ __all__ = [
     "lifetimes",
     "meter",
     "overlap",
+    "position_modes",
     "positional_trend",
+    "recall",
     "score",
     "sink_ranks",
     "survival",
