@@ -75,6 +75,15 @@ def test_value_statistics():
     assert signals.channel_variance(torch.tensor([1.0, 2, 3, 4])).item() == pytest.approx(1.666667)
 
 
+def test_rotation_changes_a_keys_variance_by_its_mean_alone():
+    """Half-split pairs of (1, 2, 3, 4) turned by 90°; the variance is (‖k‖² − d · mean²) / (d − 1) either way."""
+    for key, variance in (([1.0, 2, 3, 4], 1.666667), ([-3.0, -4, 1, 2], 8.666667)):
+        key = torch.tensor(key)
+        assert signals.channel_variance(key).item() == pytest.approx(variance)
+        assert signals.channel_norm(key).square().item() == pytest.approx(30)
+        assert (30 - 4 * key.mean().square()) / 3 == pytest.approx(variance)
+
+
 def test_value_range_of_half_precision_is_exact():
     v = torch.tensor([300.0, -300.25], dtype=torch.float16)
     assert signals.value_range(v).item() == 300 + 300.25 and signals.value_range(v).dtype == torch.float32

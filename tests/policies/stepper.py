@@ -39,6 +39,8 @@ class Stepper:
         Of the cache; one each if not given.
     dtype : torch.dtype
         Of keys, values and queries.
+    capacity : int
+        Slots that the cache has room for.
 
     Attributes
     ----------
@@ -48,12 +50,14 @@ class Stepper:
         The priorities that decided it.
     """
 
-    def __init__(self, policy, budget, size=3, *, layers=1, rows=1, heads=1, kv_heads=1, dtype=torch.float64):
+    def __init__(
+        self, policy, budget, size=3, *, layers=1, rows=1, heads=1, kv_heads=1, dtype=torch.float64, capacity=4096
+    ):
         shape = ModelShape(layers, heads, kv_heads, size, hidden=1)
         self.policy, self.budget, self.size = policy.for_model(shape), budget, size
         needs = self.policy.needs(ModelShape(DEPTH, heads, kv_heads, size, hidden=1))
         self.tracks = needs.tracks
-        self.cache = SlotCache(shape, rows, 4096, dtype, torch.device("cpu"), needs.tracks)
+        self.cache = SlotCache(shape, rows, capacity, dtype, torch.device("cpu"), needs.tracks)
         self.ring = RecentQueries.empty(shape, rows, max(1, needs.queries), dtype, torch.device("cpu"))
         self.state, self.levels, self.passes, self.prompt, self.events, self.rankings = {}, {}, 0, None, [], []
 

@@ -50,27 +50,6 @@ def test_epikv_seg_keeps_the_tokens_of_the_reference_case():
     assert kept == {0, 1, 3, 4, 5, 6}
 
 
-@pytest.mark.parametrize("total, kept", [(512, 233), (1024, 369), (2048, 649), (4096, 1201)])
-def test_thinkv_lengths_follow_the_published_law(total, kept):
-    """A single-slot tail takes class R; with N segments the quotas leave 233, 369, … slots."""
-    policy = policies.get("thinkv-tertiles", merge_tail=False)
-    n = total + 1
-    random = np.random.default_rng(0)
-    budget = Budget(total, sinks=0, recent=128, buffer=1).resolve(0, 10_000)
-    slots = policies.Slots(
-        keys=torch.from_numpy(random.normal(size=(1, 1, 1, n, 4))),
-        values=torch.zeros(1, 1, 1, n, 4),
-        positions=torch.arange(n).expand(1, 1, 1, n),
-        candidates=(torch.arange(n) < n - 128)[None, None, None],
-        budget=budget,
-        tracks={},
-        queries=torch.from_numpy(random.normal(size=(1, 1, 1, 1, 4))),
-        query_positions=torch.tensor([[n - 1]]),
-    )
-    priority = policy.rank(slots, {}, None).priority
-    assert int((priority > -torch.inf).sum()) + 128 == kept
-
-
 def test_a_single_slot_joins_the_segment_before():
     assert policies.get("epikv-seg").edges(257) == [0, 128, 257]
     assert policies.get("epikv-seg", merge_tail=False).edges(257) == [0, 128, 256, 257]
