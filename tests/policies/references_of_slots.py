@@ -138,13 +138,15 @@ def longflow(policy, case):
     return scoped(case.per_head(Head.newest_row), policy.scope) * scoped(size, policy.scope)
 
 
+def unit(key: Vector) -> Vector:
+    """A key of length 1; 1e-8 more in the length, as in VaSE's code, keeps a key of zeros finite."""
+    return [x / (norm(key) + 1e-8) for x in key]
+
+
 def cosines(keys: list[Vector]) -> list[Vector]:
-    """Similarity of every pair, 0 on the diagonal and where a key is zero."""
-    size = [norm(key) for key in keys]
-    return [
-        [0.0 if i == j or not size[i] * size[j] else dot(a, b) / (size[i] * size[j]) for j, b in enumerate(keys)]
-        for i, a in enumerate(keys)
-    ]
+    """Similarity of every pair, 0 on the diagonal."""
+    units = [unit(key) for key in keys]
+    return [[0.0 if i == j else dot(a, b) for j, b in enumerate(units)] for i, a in enumerate(units)]
 
 
 def rkv(policy, case):
@@ -188,10 +190,10 @@ def rkv_simple(policy, case):
 
 def keydiff(policy, case):
     def score(head):
-        unit = [[x / norm(key) if norm(key) else 0.0 for x in key] for key in head.keys]
-        centre = mean(unit)
-        assume(norm(centre) == 0 or norm(centre) > 0.05)  # ours adds 1e-8 to the norms
-        return [-dot(u, centre) / norm(centre) if norm(centre) else 0.0 for u in unit]
+        units = [unit(key) for key in head.keys]
+        centre = mean(units)
+        assume(norm(centre) == 0 or norm(centre) > 1e-3)  # directions that cancel have no mean
+        return [-dot(u, centre) / norm(u) / norm(centre) if norm(u) and norm(centre) else 0.0 for u in units]
 
     return case.per_head(score)
 
