@@ -21,7 +21,7 @@ import epiviz as ev
 from epiviz.text import join_bytes
 
 # The same few examples each time; `--hypothesis-profile=full` draws many, and other ones each time.
-settings.register_profile("few", derandomize=True, max_examples=15, deadline=None)
+settings.register_profile("few", derandomize=True, max_examples=12, deadline=None)
 settings.register_profile("full", max_examples=300, deadline=None)
 settings.load_profile("few")
 
