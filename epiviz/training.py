@@ -31,10 +31,15 @@ POOL = 16  # batches that are drawn together and cut by length
 
 @dataclass(frozen=True)
 class Stage:
-    """From step ``start`` on, problems of ``statements`` (smallest, largest) executed lines."""
+    """From step ``start`` on, problems of ``statements`` (smallest, largest) executed lines.
+
+    ``batch_tokens`` is the mean number of tokens in a batch, prompts included. Small batches suffice at first: what
+    has to happen is that heads form which look things up, and that takes steps rather than tokens.
+    """
 
     start: int
     statements: tuple[int, int]
+    batch_tokens: int = 1024
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,7 @@ class TrainingPlan:
     """Everything but the device that decides what comes out of a training.
 
     The learning rate warms up, stays, and falls linearly to 0 over the last ``decay`` (a share) of all steps. Until it
-    falls, a plan of more steps, or with other later stages, continues the same training. ``batch_tokens`` is the mean
-    number of tokens in a batch, prompts included.
+    falls, a plan of more steps, or with other later stages, continues the same training.
     """
 
     steps: int
@@ -56,7 +60,6 @@ class TrainingPlan:
     intermediate: int = 256
     initializer_range: float = 0.05
     max_tokens: int = 4096
-    batch_tokens: int = 2048
     learning_rate: float = 1.5e-3
     warmup: int = 100
     decay: float = 0.3
@@ -76,8 +79,13 @@ class TrainingPlan:
 
 # The tiny reasoner itself: hours on a CPU.
 TINY_REASONER = TrainingPlan(
-    steps=12_000,
-    stages=(Stage(0, (3, 12)), Stage(2000, (3, 24)), Stage(4000, (3, 36)), Stage(6000, (3, 48)), Stage(8000, (3, 64))),
+    steps=9000,
+    stages=(
+        Stage(0, (3, 12)),
+        Stage(1500, (3, 24), batch_tokens=2048),
+        Stage(3000, (3, 40), batch_tokens=3072),
+        Stage(5000, (3, 64), batch_tokens=4096),
+    ),
 )
 # A smaller twin that learns what a solution looks like within seconds: enough for a look at the training itself.
 TWIN = TrainingPlan(
@@ -86,7 +94,6 @@ TWIN = TrainingPlan(
     hidden=64,
     layers=4,
     intermediate=128,
-    batch_tokens=1024,
     learning_rate=3e-3,
     warmup=20,
 )
@@ -177,10 +184,11 @@ class Batches:
     def _draw(self, number: int) -> list[list[Problem]]:
         plan = self.plan
         rng = np.random.default_rng([plan.seed, number])
-        smallest, largest = plan.stage_at(number * POOL).statements
+        stage = plan.stage_at(number * POOL)
+        smallest, largest = stage.statements
         problems: list[Problem] = []
         words = 0
-        while words < POOL * plan.batch_tokens:
+        while words < POOL * stage.batch_tokens:
             kind = plan.kinds[int(rng.integers(len(plan.kinds)))]
             top = min(largest, MAX_LABEL) if kind == "chain" else largest
             size, index = int(rng.integers(smallest, top + 1)), int(rng.integers(2**62))

@@ -16,11 +16,10 @@ from epiviz.training import Stage, TrainingPlan
 
 PLAN = TrainingPlan(
     steps=8,
-    stages=(Stage(0, (3, 4)), Stage(4, (5, 6))),
+    stages=(Stage(0, (3, 4), 300), Stage(4, (5, 6), 300)),
     hidden=32,
     layers=2,
     intermediate=32,
-    batch_tokens=300,
     warmup=2,
 )
 
@@ -65,7 +64,7 @@ def test_workers_share_a_batch_and_change_nothing(tmp_path):
 
 
 def test_a_short_training_learns(tmp_path):
-    plan = replace(PLAN, steps=40, hidden=64, stages=(Stage(0, (3, 4)),), batch_tokens=600, learning_rate=4e-3)
+    plan = replace(PLAN, steps=40, hidden=64, stages=(Stage(0, (3, 4), 600),), learning_rate=4e-3)
     model = training.train(plan, tmp_path, checkpoint_every=5, progress=False)
     metrics = pd.read_csv(tmp_path / training.METRICS)
     assert metrics["loss"].iloc[-1] < 0.7 * metrics["loss"].iloc[0]
@@ -98,7 +97,7 @@ def test_batches_are_functions_of_their_step():
 
 
 def test_a_batch_holds_what_the_plan_says_and_nothing_unseen():
-    plan = replace(PLAN, batch_tokens=2000)
+    plan = replace(PLAN, stages=(Stage(0, (3, 4), 2000), Stage(16, (5, 6), 2000)))
     drawn = training.Batches(plan, training.new_model(plan).tokenizer)
     problems = [problem for batch in drawn._draw(0) for problem in batch]
     assert {problem.meta["split"] for problem in problems} == {"train"}
