@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from epiviz.decode import Run, generate
     from epiviz.grids import ReplayGrid, replay_grid
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
+    from epiviz.papers import published
     from epiviz.policies import Budget, BudgetError, UnknownPolicyError
     from epiviz.recall import attention_recall
     from epiviz.replays import Replay, noise_floor, replay
@@ -44,6 +45,7 @@ _HOME = {
     "load": "models",
     "record": "trace",
     "noise_floor": "replays",
+    "published": "papers",
     "replay": "replays",
     "replay_grid": "grids",
     "save_results": "results",
@@ -72,6 +74,7 @@ __all__ = [
     "load",
     "noise_floor",
     "policies",
+    "published",
     "record",
     "replay",
     "replay_grid",
