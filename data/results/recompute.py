@@ -27,7 +27,7 @@ def grid(model, traces, cache):
 
 
 def positions(model, traces, cache):
-    """Three ways to number kept tokens, evicting every 64 tokens and at every one, for four policies on three traces."""
+    """Three ways to number kept tokens, evicting every 64 tokens and at each one; four policies, three traces."""
     traces = [trace for trace in traces if trace.name in ("animals", "sorting", "harbour")]
     names, frames = ["random", "streaming", "epikv", "keydiff"], []
     for buffer in (64, 1):
