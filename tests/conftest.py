@@ -52,6 +52,12 @@ def synthetic_trace() -> ev.Trace:
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run every cell of the matrix and write down the result")
+    parser.addoption("--policy", action="append", default=[], help="a file with a policy that the matrix has to hold")
+
+
+def pytest_configure(config):
+    for file in config.getoption("policy"):
+        ev.policies.get(file)
 
 
 def pytest_terminal_summary(terminalreporter, config):
