@@ -55,6 +55,32 @@ def test_replay_keeps_what_stepping_keeps_and_predicts_what_the_oracle_predicts(
     assert found.nll[found.predicted] == pytest.approx(nll.numpy(), rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_batch_in_chunks_keeps_what_stepping_keeps(policy):
+    """Rows of other lengths are due at other times; a chunk runs to the next event of any."""
+    model, policy, budget = tiny_model("qwen3"), fitting(policy), ev.Budget(40, sinks=2, recent=8, buffer=16)
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((12, 57, 102))]
+    text = torch.tensor([random_prompt(70, seed) for seed in (7, 8, 9)])
+
+    def fed(longest):
+        rows = engine.make_rows(prompts, policy, budget, 70)
+        with engine.Session(model, policy, rows, 70, 0) as session:
+            logits, at = [session.prefill()[:, None]], 0
+            while at < 70:
+                q = min(longest, session.room(), 70 - at)
+                logits.append(session.feed(text[:, at : at + q]))
+                at += q
+            session.finish(rows)
+        return rows, torch.cat(logits, dim=1), len(logits)
+
+    (steps, slow, _), (chunks, fast, passes) = fed(1), fed(70)
+    assert passes < 40 and (slow - fast).abs().max() <= 1e-9
+    for a, b in zip(steps, chunks, strict=True):
+        for name in ("death", "reason", "event_steps"):
+            assert np.array_equal(getattr(a.retention, name), getattr(b.retention, name))
+        assert a.meter == b.meter
+
+
 @pytest.mark.parametrize("buffer", [1, 64])
 @pytest.mark.parametrize("policy", ["random", "epikv", "vase-attnv", "vase-dkv", "h2o"])
 def test_any_buffer(recorded, policy, buffer):
