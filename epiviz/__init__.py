@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from epiviz.results import collect, save_results
     from epiviz.retention import Reason, Retention
     from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
-    from epiviz.widgets import TraceReader
+    from epiviz.widgets import HeadMap, LayerMap, Timeline, TraceReader, Workbench
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,8 @@ _HOME = {
     "Budget": "policies",
     "BudgetError": "policies",
     "ForeignTraceError": "trace",
+    "HeadMap": "widgets",
+    "LayerMap": "widgets",
     "Model": "models",
     "ModelNotFoundError": "models",
     "Reason": "retention",
@@ -34,11 +36,13 @@ _HOME = {
     "ReplayGrid": "grids",
     "Retention": "retention",
     "Run": "decode",
+    "Timeline": "widgets",
     "Trace": "trace",
     "TraceFileError": "trace",
     "TraceReader": "widgets",
     "UnknownPolicyError": "policies",
     "UnsupportedModelError": "models",
+    "Workbench": "widgets",
     "attention_recall": "recall",
     "collect": "results",
     "generate": "decode",
@@ -56,6 +60,8 @@ __all__ = [
     "Budget",
     "BudgetError",
     "ForeignTraceError",
+    "HeadMap",
+    "LayerMap",
     "Model",
     "ModelNotFoundError",
     "Reason",
@@ -63,11 +69,13 @@ __all__ = [
     "ReplayGrid",
     "Retention",
     "Run",
+    "Timeline",
     "Trace",
     "TraceFileError",
     "TraceReader",
     "UnknownPolicyError",
     "UnsupportedModelError",
+    "Workbench",
     "attention_recall",
     "collect",
     "generate",

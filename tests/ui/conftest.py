@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
+from epiviz.widgets.page import script, style
+from epiviz.widgets.view import CONTROLS
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "widgets"))  # the synthetic traces are shared with the Python tests
 
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -53,7 +56,7 @@ def show(tab, tmp_path):
     def show(reader, **options):
         page = tab(**options)
         page.goto(reader.to_html(tmp_path / f"{len(list(tmp_path.iterdir()))}.html").as_uri())
-        page.wait_for_selector(".epi-reader")
+        page.wait_for_selector(".epi")
         return page
 
     return show
@@ -88,11 +91,10 @@ def harness(tab):
     def load(reader):
         page = tab(bypass_csp=True)
         page.set_content("<!doctype html><body></body>")
-        page.add_style_tag(content=reader._source("reader.css"))
-        page.add_script_tag(type="module", content=reader._source("reader.js") + HARNESS)
+        page.add_style_tag(content=style())
+        page.add_script_tag(type="module", content=script() + HARNESS)
         page.wait_for_function("Boolean(window.start)")
-        names = ("color_by", "method", "budget", "step", "layer", "head", "threshold", "selected", "column", "_meta")
-        state = {name: getattr(reader, name) for name in names}
+        state = {name: getattr(reader, name) for name in (*CONTROLS, "_meta", "_view", "_task")}
         page.evaluate("([s, d]) => window.start(s, d)", [state, base64.b64encode(reader._data).decode()])
         return page
 

@@ -13,7 +13,8 @@ from synthetic import HOSTILE, make_replay, make_retention, make_run, make_trace
 from epiviz.text import join_bytes
 from epiviz.widgets import TraceReader
 from epiviz.widgets.data import ALL, NO_BUCKET, STATIC, THRESHOLDS, Score
-from epiviz.widgets.reader import PALETTES, visible
+from epiviz.widgets.fallback import PALETTES, visible
+from epiviz.widgets.page import style
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_constant_scores_have_one_colour(kind, middle):
 
 
 def test_stylesheet_and_fallback_share_their_colours():
-    css = TraceReader._source("reader.css")
+    css = style()
     for kind, colours in PALETTES.items():
         block = re.search(rf'data-kind="{kind}"\] \{{(.*?)\}}', css, re.S)[1]
         for bucket, colour in enumerate(colours):

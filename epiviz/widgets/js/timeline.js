@@ -1,0 +1,135 @@
+/** Every token's life, from its birth on the diagonal down to the step at which it left. */
+class Timeline extends Panel {
+  /** @param {State} state */
+  constructor(state) {
+    super(state, "timeline", "Timeline");
+    /** @type {Strip[]} */ this.strips = [];
+    this.legendKey = "";
+  }
+
+  draw() {
+    const { state } = this;
+    const panes = state.panes.filter((pane) => pane.story >= 0);
+    while (this.strips.length < panes.length) this.strips.push(this.strip());
+    this.plots.dataset.strips = String(Math.max(1, panes.length));
+    const none = state.shown === "static" ? "a static ranking has no history" : "nothing is computed yet";
+    this.plots.replaceChildren(
+      ...(panes.length ? panes.map((_, i) => this.strips[i].element) : [h("p", { className: "hint" }, none)]),
+    );
+    panes.forEach((pane, i) => this.drawStrip(this.strips[i], pane, panes.length > 1));
+    this.drawLegend(panes);
+    this.look();
+  }
+
+  look() {
+    super.look();
+    this.strips.forEach((strip) => strip.look(true));
+  }
+
+  /** @param {Pane[]} panes */
+  drawLegend(panes) {
+    const { state } = this;
+    const { layer, head, threshold } = state.now;
+    const uniform = panes.every((pane) => state.stories[pane.story].uniform);
+    const whose = uniform
+      ? ""
+      : layer < 0
+        ? ` until ${threshold} % of the heads lost it`
+        : ` in layer ${layer}, head ${head}`;
+    if (this.legendKey === whose && this.legend.firstChild) return;
+    this.legendKey = whose;
+    const swatch = (/** @type {string} */ look, /** @type {string} */ text) =>
+      h("span", { className: "swatch" }, h("i", { className: look }), text);
+    const gone = panes.length && panes.every((pane) => state.stories[pane.story].selects);
+    this.legend.replaceChildren(
+      swatch("alive", `held${whose}`),
+      ...(gone ? [] : [swatch("lost", "evicted")]),
+      h("span", {}, "steps run down, tokens across"),
+    );
+  }
+
+  /** @param {Strip} strip @param {Pane} pane @param {boolean} named */
+  drawStrip(strip, pane, named) {
+    const { state } = this;
+    const slice = state.slice(pane);
+    const story = state.stories[pane.story];
+    strip.pane = pane;
+    strip.note.textContent = named ? `${pane.method}, budget ${count(story.budget)}` : "";
+    strip.element.toggleAttribute("data-pending", !slice);
+    const [width, height] = strip.fit();
+    if (!width || !slice) return;
+    const { layer, head, threshold } = state.now;
+    strip.paint(`${pane.story} ${layer} ${head} ${threshold}`, (pixels) => {
+      const colours = this.palette.ramp([this.palette.pixel("lost"), this.palette.pixel("alive")], 65);
+      const later = this.palette.pixel("page");
+      rasterLives(pixels, width, height, state.tokens, story.events, slice.death, colours, later);
+    });
+  }
+
+  strip() {
+    const { state } = this;
+    const strip = new Strip(state, "timeline: left and right select a token, up and down move the step");
+    ticks(strip.left, state.tokens, "top", "step ");
+    const snap = (/** @type {number} */ down) => nearest(state.stops(), Math.round(down * state.tokens));
+    const { plot } = strip;
+    plot.addEventListener("pointerdown", (/** @type {PointerEvent} */ event) => {
+      plot.setPointerCapture(event.pointerId);
+      state.preview({ step: snap(strip.at(event).down) });
+    });
+    plot.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
+      const { token, down } = strip.at(event);
+      if (event.buttons) state.preview({ step: snap(down) });
+      state.point({ column: strip.pane?.column ?? 0, token });
+    });
+    plot.addEventListener("pointerup", (/** @type {PointerEvent} */ event) => {
+      const { token, down } = strip.at(event);
+      state.preview({ step: snap(down) });
+      state.select(strip.pane?.column ?? 0, token);
+    });
+    plot.addEventListener("pointerleave", () => state.point(null));
+    this.keys(plot, (way) => state.moveStep(way));
+    return strip;
+  }
+
+  /** @param {number} token */
+  tell(token) {
+    const { state } = this;
+    const pane = state.main;
+    const story = state.story(pane);
+    const what = `${super.tell(token)} · token ${count(token)}`;
+    const slice = story && state.slice(pane);
+    if (!slice || story.selects) return what;
+    if (token >= story.fed) return `${what} · never fed back`;
+    const event = slice.death[token];
+    return `${what} · ${event < story.events.length ? `evicted at step ${count(story.events[event])}` : "never evicted"}`;
+  }
+}
+
+/**
+ * Token × step: each pixel is the share of its tokens still held, from births and deaths alone. In every column of
+ * pixels a difference array counts births up and deaths down; its running sum is the number held at each row.
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {number} tokens
+ * @param {Uint32Array} events @param {Numbers} death @param {Uint32Array} colours from none held to all held
+ * @param {number} later the colour of what does not exist yet
+ */
+function rasterLives(pixels, width, height, tokens, events, death, colours, later) {
+  // Row y stands for the step in its middle; a token is held from step "index + 1" on, until an event fires at a step.
+  const rowOf = (/** @type {number} */ step) => clamp(0, Math.ceil((step * height) / tokens - 0.5), height);
+  const eventRows = Array.from(events, rowOf);
+  const change = new Int32Array(height + 1);
+  pixelColumns(width, tokens).forEach(([from, to], x) => {
+    change.fill(0);
+    for (let i = from; i < to; i++) {
+      const birth = rowOf(i + 1);
+      change[birth] += 1;
+      const end = i < death.length && death[i] < events.length ? eventRows[death[i]] : height;
+      change[Math.max(birth, end)] -= 1;
+    }
+    const first = rowOf(from + 1);
+    let held = 0;
+    for (let y = 0; y < height; y++) {
+      held += change[y];
+      pixels[y * width + x] = y < first ? later : colours[Math.round(((colours.length - 1) * held) / (to - from))];
+    }
+  });
+}
