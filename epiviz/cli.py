@@ -63,3 +63,31 @@ def bench_replay(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
     typer.echo(f"written to {out}")
+
+
+calibrate = typer.Typer(no_args_is_help=True, help="Find what a method needs to know about a model beforehand.")
+app.add_typer(calibrate, name="calibrate")
+
+
+@calibrate.command("thinkv")
+def calibrate_thinkv(
+    traces: Annotated[list[Path], typer.Argument(help="Trace files, of texts that the model wrote or reads.")],
+    model: Annotated[str, typer.Option(help="Bundled, hub id or folder.")] = "smollm2-135m",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A file of thresholds; without, the one in the cache directory, which goes before ours."),
+    ] = None,
+) -> None:
+    """Find the attention sparsities that tell ThinKV's kinds of thoughts apart on a model."""
+    import epiviz as ev
+    from epiviz import calibration, models
+    from epiviz.policies import thinkv
+
+    try:
+        found = calibration.calibrate(ev.load(model), [ev.Trace.load(path) for path in traces])
+    except (calibration.CalibrationError, ev.TraceFileError, ev.ForeignTraceError, FileNotFoundError) as error:
+        typer.echo(f"epiviz calibrate thinkv: {error}", err=True)
+        raise typer.Exit(2) from error
+    out = out or models.cache_directory() / thinkv.FILE
+    found.save(out, command=f"epiviz calibrate thinkv {' '.join(map(str, traces))} --model {model}")
+    typer.echo(f"{found}\nwritten to {out}")

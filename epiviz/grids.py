@@ -189,7 +189,7 @@ def cell_key(model: Model, trace: Trace, job: Job) -> str:
         code_hash(),
         model.fingerprint,
         trace.fingerprint,
-        repr(job.policy),
+        repr(job.policy.for_model(model.shape)),
         _foreign_source(job.policy),
         repr(job.budget),
         job.seed,

@@ -113,7 +113,7 @@ def notebook_hash(notebook: str | os.PathLike) -> str:
 def source_hash() -> str:
     """Hash the source files of the package as it lies on disk."""
     package = Path(__file__).parent
-    sources = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".js", ".css"))
+    sources = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".js", ".css", ".json"))
     digest = hashlib.sha256()
     for path in sources:
         content = path.read_bytes()

@@ -162,7 +162,7 @@ def test_the_wheel_carries_the_front_end(tmp_path):
     sources = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "epiviz").rglob("*")
-        if path.suffix in (".py", ".js", ".css")
+        if path.suffix in (".py", ".js", ".css", ".json")
     }
     assert sources <= packed
     assert any(name.endswith(".js") for name in packed)

@@ -8,6 +8,7 @@ from torch.nn.functional import one_hot
 from epiviz.policies.order import largest
 
 ITERATIONS = 20  # at most; clusters of at most some hundred keys settle sooner
+SLACK = 1e-5  # of the largest squared distance: members of a cluster that differ by less are equally near
 
 
 def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> torch.Tensor:
@@ -43,12 +44,14 @@ def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> tor
         size = member.sum(2, keepdim=True)
         centres = torch.where(size > 0, member @ points / size.clamp(min=1), centres)
         settled = cluster
-    distance = squared_distances(points, centres)
-    own, cluster = distance.min(2)
-    outside = one_hot(cluster, count) == 0
-    medoid = distance.masked_fill(outside, torch.inf).argmin(1)  # [heads, count]
-    inhabited = (~outside).any(1)
-    represents = torch.zeros_like(cluster).scatter_add_(1, medoid, inhabited.long()) > 0
+    own, cluster = squared_distances(points, centres).min(2)
+    within = one_hot(cluster, count).bool()
+    distance = own[..., None].masked_fill(~within, torch.inf)
+    # The two members of a pair are equally near to its centre: rounding must not choose between them.
+    slack = SLACK * points.square().sum(2).amax(1)[:, None, None]
+    nearest = within & (distance <= distance.amin(1, keepdim=True) + slack)
+    medoid = nearest.int().argmax(1)  # [heads, count]
+    represents = torch.zeros_like(cluster).scatter_add_(1, medoid, within.any(1).long()) > 0
     return largest(torch.where(represents, torch.inf, own).flip(1), count)
 
 

@@ -81,16 +81,19 @@ class Thresholds:
 def calibrated(model: str) -> Thresholds | None:
     """Return the thresholds found for a model: those in the user's cache directory, else the shipped ones."""
     for file in (cache_directory() / FILE, SHIPPED):
-        entry = json.loads(file.read_text(encoding="utf-8")).get(model) if file.is_file() else None
-        if entry is not None:
-            names = ("depth", "layers", "low", "high")
-            return Thresholds(model, **{name: entry[name] for name in names}, shipped=file == SHIPPED)
+        try:
+            entry = json.loads(file.read_text(encoding="utf-8")).get(model) if file.is_file() else None
+            if entry is not None:
+                names = ("depth", "layers", "low", "high")
+                return Thresholds(model, **{name: entry[name] for name in names}, shipped=file == SHIPPED)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} holds no thresholds ({error!r}); remove it and run {command(model)}") from error
     return None
 
 
 def command(model: str) -> str:
     """Return the command that finds a model's thresholds."""
-    return f"epiviz calibrate thinkv --model {model or 'MODEL'}"
+    return f"epiviz calibrate thinkv TRACES --model {model or 'MODEL'}"
 
 
 class Segment(NamedTuple):
