@@ -24,8 +24,9 @@ START_SECONDS = 120.0  # for the imports of the process, on a busy machine
 LONGEST = 2000  # characters: no answer is longer
 
 _SPACE = r"(?:\s|~|(?<!\\)\\[,;:! ]|\\(?:quad|qquad|thinspace)(?![a-zA-Z]))"
-_SEPARATOR = rf"(?:,|\{{,\}}|{_SPACE}){_SPACE}*"
-_THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SEPARATOR}\d{{3}})+)(?!\d|,\d|\{{,\}})")
+# Between groups of three digits: always thousands, and thousands unless it is a list.
+_TIGHT = rf"(?:\{{,\}}|\\,|,\s*\\!|\\!,?)(?:\\!|{_SPACE})*"
+_LOOSE = r"[, ]"
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([+-]?)(?:\\frac\{([+-]?\d+)\}\{([+-]?\d+)\}|(?:(\d+) )?(\d+)/(\d+))")
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent|per cent|pct)\b)$")
@@ -72,22 +73,29 @@ def same_mathematics(reference: str, answer: str, seconds: float = SECONDS) -> b
     """
     if max(len(reference), len(answer)) > LONGEST:
         return False
-    reference, answer = _plain(reference), _plain(answer)
+    pairs = [(_plain(reference), _plain(answer))]
+    pairs += [(_plain(reference, commas="list"), _plain(answer, commas="list"))]  # "100,200" may be two numbers
+    return any(_same(*pair, seconds) for pair in dict.fromkeys(pairs))
+
+
+def _same(reference: str, answer: str, seconds: float) -> bool:
     if not reference or not answer:
         return False
-    if reference == answer:
-        return True
     wanted, given = _read(reference), _read(answer)
+    if wanted.words == given.words:
+        return True
+    if wanted.is_text or given.is_text:
+        return False
     if any(a and b and a != b for a, b in zip(wanted.marks, given.marks, strict=True)):
         return False
     if wanted.percent or given.percent:
         return _same_percent(wanted, given)
-    if wanted.value == given.value:
-        return True
     numbers = as_number(wanted.value), as_number(given.value)
     if None not in numbers:
         return numbers[0] == numbers[1]
     values = wanted.value, given.value
+    if values[0] == values[1]:
+        return True
     if all("," in value for value in values) and _brackets(values[0]) != _brackets(values[1]):
         return False
     if any(re.search(r"\d\s+\d", value) for value in values):  # "1 2" is no number; a parser would multiply or add
@@ -117,9 +125,16 @@ def as_number(text: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A value and what is said about it: in percent or not, its unit, the base of its digits, the unknown it is of."""
+    """An answer taken apart.
 
-    value: str
+    ``words``: the whole of it without markup, for comparison letter by letter; ``is_text``: it is set as text, so it is
+    no product of variables. ``value`` and what is said about it: in percent or not, the unit, the base of the digits,
+    the unknown.
+    """
+
+    words: str
+    is_text: bool
+    value: str = ""
     percent: bool = False
     unit: str = ""
     base: str = ""
@@ -130,35 +145,48 @@ class _Answer:
         return self.unit, self.base, self.unknown
 
 
-def _plain(text: str) -> str:
-    """Return an answer without the marks of layout that say nothing about its value."""
+def _plain(text: str, commas: str = "thousands") -> str:
+    """Return an answer without the marks of layout that say nothing about its value.
+
+    ``commas``: what a bare comma or space before three digits separates, outside of brackets; "thousands" or "list".
+    """
     text = text.strip().replace("\u2212", "-").replace("\\$", "$").strip("$").strip()
     text = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", text, flags=re.DOTALL)
     text = re.sub(r"\\(?:displaystyle|textstyle|left|right|big|Big|bigg|Bigg)[lr]?(?![a-zA-Z])\s*\.?", "", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree(?![a-zA-Z])", "°", text)
-    text = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), text)
+    text = _join_thousands(text, _TIGHT)
     text = re.sub(_SPACE + "+", " ", text).replace("{,}", ",")
+    if commas == "thousands" and not re.search(r"[(\[]|\\\{", text):
+        text = _join_thousands(text, _LOOSE)
+    text = re.sub(r"\s*,\s*", ", ", text)  # what is left separates: a parser must not join it either
     return text.strip().rstrip(".").strip()
 
 
+def _join_thousands(text: str, separator: str) -> str:
+    pattern = rf"(?<![\d.,])([1-9]\d{{0,2}})((?:{separator}\d{{3}})+)(?!\d|,\d|\{{,\}})"
+    return re.sub(pattern, lambda found: found[1] + re.sub(r"\D", "", found[2]), text)
+
+
 def _read(text: str) -> _Answer:
-    """Return an answer in layout-free text as its value and the marks around it."""
-    words = re.sub(r"\s+", " ", _WRAPPED.sub(r"\1", text)).strip(" ()")
-    if re.fullmatch(r"[a-zA-Z][\w ,.'-]*", words) and (words != text or re.search(r"[a-zA-Z]{3}", words)):
-        return _Answer(words.casefold())  # prose
-    unit = "$" if text.startswith("$") else ""
-    text = _WRAPPED.sub(lambda found: f" ‹{found[1].strip()}›", text.lstrip("$")).strip()
+    """Take an answer without layout apart."""
+    unwrapped = re.sub(r"\s+", " ", _WRAPPED.sub(r"\1", text)).strip().casefold()
+    words = unwrapped.strip("() ") if re.fullmatch(r"\(?[a-z][\w .'-]*\)?", unwrapped) else unwrapped
+    if re.fullmatch(rf"[\s()]*(?:{_WRAPPED.pattern}[\s()]*)+", text) and as_number(unwrapped) is None:
+        return _Answer(words, is_text=True)
+    text = _WRAPPED.sub(lambda found: f" ‹{found[1].strip()}›", text).strip()
     if found := _PERCENT.search(text.replace("‹", "").replace("›", "")):
-        return _Answer(found.string[: found.start()], percent=True, unit=unit)
+        return _Answer(words, False, found.string[: found.start()], percent=True)
+    unit = ""
     if found := _UNIT.search(text):
         unit, text = _unit_name(found[0]), text[: found.start()]
+    text = re.sub(r"‹(\d+)›", r"\1", text)
     text = re.sub(r"‹([^‹›]*)›", r"\\text{ \1 }", text).strip()
     if found := re.fullmatch(r"([\dA-Z]+)_\{?(\d+)\}?", text):
-        return _Answer(found[1], unit=unit, base=found[2])
+        return _Answer(words, False, found[1], unit=unit, base=found[2])
     unknown = re.match(r"([a-zA-Z])\s*=", text) if text.count("=") == 1 else None
-    return _Answer(text, unit=unit, unknown=unknown[1] if unknown else "")
+    return _Answer(words, False, text, unit=unit, unknown=unknown[1] if unknown else "")
 
 
 def _unit_name(words: str) -> str:
@@ -223,7 +251,7 @@ class _Worker:
             warnings.warn(
                 f"comparing {answer[:60]!r} with {reference[:60]!r} took more than {seconds:g} s or too much memory; "
                 "it counts as different",
-                stacklevel=3,
+                stacklevel=5,
             )
             return False
         return json.loads(reply) is True
