@@ -26,6 +26,8 @@ REPRESENTATIVES = ("random", "epikv", "vase-attnv", "vase-dkv", "h2o", "rkv")  #
 HEADS = [(name, *heads) for name in ("llama", "qwen3") for heads in ((4, 2), (1, 1), (8, 1))]
 MODELS = [*HEADS, *((name, 4, 2) for name in ("qwen2", "mistral", "phi3", "smollm3", "gemma3"))]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MODEL = ("qwen3", 4, 2)
+ALONE, SHUFFLED = (1,), (2, 0, 1)
 LONG = 300  # tokens that half precision must survive
 
 
@@ -40,7 +42,7 @@ class Cell:
     dtype: torch.dtype = torch.float64
     positions: str = "absolute"
     tokens: int = 64
-    every_row_alone: bool = False  # compare each row with itself alone and in another order; one row otherwise
+    orders: tuple[tuple[int, ...], ...] = (ALONE,)  # rows that must do the same without the rest, or in another order
 
     @property
     def half(self) -> bool:
@@ -63,11 +65,11 @@ def _table() -> list[Cell]:
     """The cells of CI; of two that differ only in what they run, the later one stays."""
     halves = [dtype for dtype in DTYPES if dtype.itemsize == 2]
     cells = [Cell(policy, *model, dtype) for policy, model, dtype in product(REPRESENTATIVES, MODELS, DTYPES)]
-    cells += [Cell(policy, "qwen3", 4, 2, dtype, tokens=LONG) for policy, dtype in product(REPRESENTATIVES, halves)]
+    cells += [Cell(policy, *MODEL, dtype, tokens=LONG) for policy, dtype in product(REPRESENTATIVES, halves)]
     cells += [Cell(policy, *model, tokens=200) for policy, model in product(FIRST_SIX, HEADS)]
-    cells += [Cell(policy, "qwen3", 4, 2, positions="cache-relative") for policy in REPRESENTATIVES]
+    cells += [Cell(policy, *MODEL, positions="cache-relative") for policy in REPRESENTATIVES]
     cells += [
-        Cell(policy, "qwen3", 4, 2, tokens=200 if policy in FIRST_SIX else 80, every_row_alone=True)
+        Cell(policy, *MODEL, tokens=200 if policy in FIRST_SIX else 80, orders=((0,), ALONE, (2,), SHUFFLED))
         for policy in POLICIES
     ]
     return list({str(cell): cell for cell in cells}.values())
@@ -75,10 +77,9 @@ def _table() -> list[Cell]:
 
 CI = _table()
 FULL = [
-    Cell(policy, *model, dtype, tokens=LONG if dtype.itemsize == 2 and model == ("qwen3", 4, 2) else 64,
-         every_row_alone=True)
+    Cell(policy, *model, dtype, tokens=LONG if dtype.itemsize == 2 and model == MODEL else 64, orders=(ALONE, SHUFFLED))
     for policy, model, dtype in product(POLICIES, MODELS, DTYPES)
-] + [Cell(policy, "qwen3", 4, 2, positions="cache-relative") for policy in POLICIES]  # fmt: skip
+] + [Cell(policy, *MODEL, positions="cache-relative") for policy in POLICIES]
 
 
 def check(cell: Cell) -> dict[str, float]:
@@ -91,18 +92,18 @@ def check(cell: Cell) -> dict[str, float]:
     model = tiny_model(cell.architecture, cell.heads, cell.kv_heads, cell.dtype)
     prompts = [random_prompt(length, seed) for seed, length in enumerate(PROMPTS)]
 
-    def run(which: list[int]) -> dict:
+    def run(which: tuple[int, ...]) -> dict:
         chosen = [prompts[i] for i in which]
         return dict(
             zip(which, evicting_run(model, chosen, cell.policy, BUDGET, cell.tokens, 3, cell.positions), strict=True)
         )
 
-    batch = run([0, 1, 2])
+    batch = run((0, 1, 2))
     for row in batch.values():
         _check_row(cell, model, row)
     worst = 0.0 if cell.half else max(deviation(model, row) for row in batch.values())
     if cell.dtype == torch.float64:
-        for order in ([0], [1], [2], [2, 0, 1]) if cell.every_row_alone else ([1],):
+        for order in cell.orders:
             for i, row in run(order).items():
                 same(batch[i], row)
                 worst = max(worst, deviation(model, row))
