@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from epiviz import policies
-from epiviz.policies.base import Budget, Policy
-from epiviz.replays import Replay, replay
+if TYPE_CHECKING:
+    from epiviz.policies import Policy
+    from epiviz.replays import Replay
 
 Watch = Callable[[object], None]
-Compute = Callable[[str, int, Watch], Replay]
+Compute = Callable[[str, int, Watch], "Replay"]
 TELL_SECONDS = 0.1  # between two reports of progress
 
 
@@ -22,6 +23,8 @@ class Stopped(Exception):
 
 def on_demand(chosen: Iterable[str | Policy] | None) -> dict[str, Policy]:
     """Return the policies that can be computed on demand by their printed names; None: all that evict."""
+    from epiviz import policies  # here, because a reader without a model need not wait for torch
+
     found = map(policies.get, policies.names() if chosen is None else chosen)
     return {policy.label: policy for policy in found if policy.evicts}
 
@@ -32,6 +35,9 @@ def replayer(model, trace, known: dict[str, Policy], replays: Sequence[Replay] =
     Sinks, recent tokens, buffer, seed and positions are those of the method's other replays, else of the first replay,
     else the defaults. Predictions are not compared with the full cache: views show what is kept.
     """
+    from epiviz.policies import Budget
+    from epiviz.replays import replay
+
     limited = [found for found in replays if found.budget is not None]
 
     def compute(method: str, budget: int, watch: Watch) -> Replay:

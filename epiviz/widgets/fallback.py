@@ -17,7 +17,7 @@ PALETTES = {
     "magnitude": ["ffffff", "e1edf8", "ccdff1", "add0e6", "84bcdb", "5ba3d0"],
 }
 EVICTED = "color:#767676;text-decoration:line-through"
-WAITING = "color:#a0a0a0"
+WAITING = "color:#74747e"
 FALLBACK_HEAD, FALLBACK_TAIL = 400, 100
 
 

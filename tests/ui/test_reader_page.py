@@ -4,6 +4,7 @@ import base64
 
 import numpy as np
 import pytest
+from steps import put, settle, struck, trait
 from synthetic import HOSTILE, make_replay, make_run, make_trace, spans_of
 
 from epiviz.widgets import TraceReader
@@ -41,20 +42,6 @@ def replays(trace):
     return [make_replay(trace, policy, budget, seed=budget) for policy in ("a", "b") for budget in (60, 100)]
 
 
-def settle(page):
-    """Wait until the spans out of view have followed, too."""
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    page.wait_for_selector("[data-behind]", state="detached")
-
-
-def put(page, **controls):
-    """Set controls as Python would, and wait for the frame."""
-    page.evaluate(
-        "(controls) => { for (const entry of Object.entries(controls)) window.epiviz.model.set(...entry); }", controls
-    )
-    settle(page)
-
-
 def drag(page, label, start, stop, steps=6):
     """Drag a slider between two shares of its width; yield in the middle, before the release."""
     box = page.get_by_label(label, exact=True).bounding_box()
@@ -72,17 +59,6 @@ def count(page):
     """Return how many tokens are struck in all columns."""
     settle(page)
     return page.locator(".text .x").count()
-
-
-def trait(page, name):
-    return page.evaluate("(name) => window.epiviz.model.get(name)", name)
-
-
-def struck(page, column=0):
-    """Return the struck tokens of a column as the page shows them."""
-    spans = f"document.querySelectorAll('.columns:not(.top) section')[{column}].querySelectorAll('.block > span')"
-    settle(page)
-    return np.array(page.evaluate(f"Array.from({spans}, (span) => span.classList.contains('x'))"))
 
 
 # ---- struck tokens equal Python's

@@ -13,9 +13,11 @@ class Timeline extends Panel {
     while (this.strips.length < panes.length) this.strips.push(this.strip());
     this.plots.dataset.strips = String(Math.max(1, panes.length));
     const none = state.shown === "static" ? "a static ranking has no history" : "nothing is computed yet";
-    this.plots.replaceChildren(
-      ...(panes.length ? panes.map((_, i) => this.strips[i].element) : [h("p", { className: "hint" }, none)]),
-    );
+    const parts = panes.length ? panes.map((_, i) => this.strips[i].element) : [h("p", { className: "hint" }, none)];
+    // Only if they change: a strip that is put back has lost the focus.
+    if (!panes.length || parts.some((part, i) => part !== this.plots.children[i]) || this.plots.children[parts.length]) {
+      this.plots.replaceChildren(...parts);
+    }
     panes.forEach((pane, i) => this.drawStrip(this.strips[i], pane, panes.length > 1));
     this.drawLegend(panes);
     this.look();
