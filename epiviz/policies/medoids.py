@@ -16,7 +16,7 @@ def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> tor
 
     Lloyd's algorithm from a farthest-first start; each cluster is represented by its member nearest to the centre. No
     number is drawn, and ties go to the newer token. With no fewer centres than tokens all are marked. A cluster that
-    ends up empty (equal keys) leaves its place to the token farthest from its own centre.
+    ends up empty (equal keys) leaves its place to the newest of the other tokens.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> tor
     nearest = within & (distance <= distance.amin(1, keepdim=True) + slack)
     medoid = nearest.int().argmax(1)  # [heads, count]
     represents = torch.zeros_like(cluster).scatter_add_(1, medoid, within.any(1).long()) > 0
-    return largest(torch.where(represents, torch.inf, own).flip(1), count)
+    return largest(represents.flip(1), count)
 
 
 def farthest_first(points: torch.Tensor, count: int) -> torch.Tensor:

@@ -229,6 +229,7 @@ class ThinKV(Policy):
                 for piece, count in zip(pieces, kept, strict=True):
                     part = slice(piece.start, piece.stop - piece.fixed)
                     stays = medoids(slots.keys[:, row, :, part][heads], count - piece.fixed)
+                    # By thought, for wrappers that keep other slots as well.
                     priority[:, row, :, part][heads] = torch.where(stays, float(piece.thought), -torch.inf)
         return Ranking(priority)
 
