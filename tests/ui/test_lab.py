@@ -1,4 +1,4 @@
-"""The reader in a real JupyterLab with a real kernel."""
+"""The views in a real JupyterLab with a real kernel."""
 
 import os
 import socket
@@ -28,6 +28,21 @@ reader
 """
 READ = "print('read back', reader.budget, reader.counts()['struck'], len(seen))"
 SET = "reader.budget = 7"
+BENCH = """
+import time
+from epiviz.widgets import Workbench
+
+def compute(method, budget, watch):
+    for seen in range(0, 500, 5):
+        watch(seen)
+        time.sleep(0.2 if budget == 90 else 0)
+    return make_replay(trace, method, budget)
+
+bench = Workbench(trace, [make_replay(trace, "a", 60), make_replay(trace, "b", 60)], compute=compute)
+bench
+"""
+BUSY = "print('while computing', bench.budget)"
+TOLD = "print('told', bench.budget, bench.step, bench.selected, bench.counts()['struck'], bench.data.budgets('a'))"
 
 
 def free_port() -> int:
@@ -76,13 +91,13 @@ def lab(tmp_path):
 
 def test_dragging_in_jupyterlab_reaches_python(lab, browser):
     address, folder = lab
-    cells = [nbformat.v4.new_code_cell(source.strip()) for source in (SHOW, READ, SET, READ)]
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in (SHOW, READ, SET, READ, BENCH, BUSY, TOLD)]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "reader.ipynb")
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{address}/lab/tree/reader.ipynb", wait_until="domcontentloaded")
     cell = page.locator(".jp-Notebook .jp-CodeCell")
-    cell.nth(3).wait_for(timeout=60_000)
+    cell.nth(6).wait_for(timeout=60_000)
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=60_000)
 
     def run(index):
@@ -90,7 +105,7 @@ def test_dragging_in_jupyterlab_reaches_python(lab, browser):
         page.keyboard.press("Shift+Enter")
 
     run(0)
-    reader = page.locator(".epi-reader")
+    reader = page.locator(".epi-reader:not(.epi-workbench)")
     reader.wait_for(timeout=180_000)  # the first import of torch may take its time
     struck = reader.locator(".text .x")
 
@@ -128,8 +143,38 @@ def test_dragging_in_jupyterlab_reaches_python(lab, browser):
     for key in ("Escape", "e", "d", "d", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
         page.wait_for_timeout(50)
-    assert cell.count() == 4
+    assert cell.count() == 7
     run(3)
     cell.nth(3).locator(".jp-OutputArea-output pre").wait_for(timeout=20_000)
     assert "read back 7 493" in cell.nth(3).locator(".jp-OutputArea-output pre").text_content()
+
+    # a budget that was not computed: the kernel works in the background, and Stop goes back
+    run(4)
+    bench = page.locator(".epi-workbench")
+    bench.wait_for(timeout=20_000)
+    bench.scroll_into_view_if_needed()
+    box = bench.get_by_label("budget in slots")
+    box.fill("90")
+    box.press("Enter")
+    bench.locator(".counts", has_text="computing a at 90 slots").wait_for(timeout=20_000)
+    page.wait_for_function("document.querySelector('.epi-workbench progress').value > 0.02", timeout=20_000)
+    run(5)  # the kernel is free for other cells meanwhile
+    cell.nth(5).locator(".jp-OutputArea-output pre", has_text="while computing 90").wait_for(timeout=20_000)
+    bench.get_by_role("button", name="Stop").click()
+    bench.locator(".counts", has_text="budget 60").wait_for(timeout=20_000)
+    box.fill("75")
+    box.press("Enter")
+    bench.locator(".counts", has_text="budget 75, step 500").wait_for(timeout=20_000)
+
+    plot = bench.locator(".timeline .plot")
+    plot.scroll_into_view_if_needed()
+    plot.click(position={"x": plot.bounding_box()["width"] * 0.3, "y": plot.bounding_box()["height"] * 0.6})
+    settled()
+    run(6)
+    told = cell.nth(6).locator(".jp-OutputArea-output pre")
+    told.wait_for(timeout=20_000)
+    budget, step, selected, counted, *budgets = told.text_content().replace("[", "").replace("]", "").split()[1:]
+    assert (budget, budgets) == ("75", ["60,", "75"])
+    assert 250 < int(step) < 350 and 140 < int(selected) < 160
+    assert int(counted) == bench.locator(".text .x").count()
     page.close()

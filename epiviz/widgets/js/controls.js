@@ -99,10 +99,13 @@ class Controls {
     on(ui.budget, "keydown", (/** @type {KeyboardEvent} */ event) => this.nudge(event));
     // A history that has to be computed is asked for on release, not with every digit.
     on(ui.exact, "input", () => state.shown === "static" && typed() >= 1 && state.preview({ budget: typed() }));
-    on(ui.exact, "change", () => {
+    const take = () => {
       state.commit(typed() >= 1 ? { budget: typed() } : {});
       ui.exact.value = String(state.now.budget);
-    });
+    };
+    on(ui.exact, "change", take);
+    // A notebook may keep the key from ending the input.
+    on(ui.exact, "keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && take());
     on(ui.step, "input", () => state.preview({ step: state.stops()[Number(ui.step.value)] }));
     on(ui.step, "change", () => state.commit());
     on(ui.search, "input", () => actions.search(ui.search.value));
