@@ -10,6 +10,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers that all start a thread per c
     threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported, and for kernels started by tests
 
+import json
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 import epiviz as ev
+from epiviz.manifest import versions
 from epiviz.text import join_bytes
 
 # The same few examples each time; `--hypothesis-profile=full` draws many, and other ones each time.
@@ -74,4 +77,6 @@ def pytest_terminal_summary(terminalreporter, config):
         path = Path(__file__).parents[1] / "data" / "results" / "matrix.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(cells).to_csv(path, index=False, float_format="%.3g")
+        told = {"date": date.today().isoformat(), "cells": len(cells), "versions": versions()}
+        path.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
         terminalreporter.write_line(f"{len(cells)} cells written to {path}")

@@ -52,11 +52,11 @@ class Cell:
     def tolerance(self) -> float:
         """Largest difference to the oracle; in single precision as a share of the largest logit.
 
-        The norms of the hybrid model round to float32 in float64 too. Models that do not normalise queries and keys
-        have large attention logits here: even their full cache differs from a full pass by 6e-6 in single precision.
+        Models that do not normalise queries and keys have large attention logits here: even their full cache differs
+        from a full pass by 6e-6 in single precision.
         """
         if self.dtype == torch.float64:
-            return 1e-4 if self.architecture == "gemma3" else 1e-9
+            return 1e-9
         return 1e-5 if self.architecture in ("qwen3", "gemma3") else 4e-5
 
     def __str__(self) -> str:
