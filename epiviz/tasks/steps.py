@@ -4,10 +4,11 @@ A prompt gives some digits, lists lines of arithmetic (mod 10) and asks for a su
 
     f=7 k=3 L4 f + k c R3 L5 c - 4 k L6 k + f f back L7 f - k p ask p + c
 
-reads: f is 7, k is 3; line 4: c = f + k; three more times after the first: line 5: k = c - 4, line 6: f = k + f;
-then line 7: p = f - k; what is p + c? The solution executes it, one line at a time::
+reads: f is 7 and k is 3; line 4: c = f + k; then four times (three after the first) line 5: k = c - 4 and line 6:
+f = k + f; line 7: p = f - k; what is p + c? The solution executes it, one line at a time, and undoes the question::
 
-    L4 f f7 + k k3 > 0 c c=0 . R3 L5 c c0 - 4 > 6 k k=6 . … ask q q1 + c c0 > 1 . check c c0 + q q1 > 1 . </think> 1
+    L4 f f7 + k k3 > 0 c c=0 . R3 L5 c c0 - 4 > 6 k k=6 . L6 … back R2 … back R1 … back R0 … back out L7 f f1 - k k6
+    > 5 p p=5 . ask p p5 + c c0 > 5 . check 5 - c c0 > 5 p p5 . </think> 5
 
 A name is followed by one token that carries name and value, so that a model finds a value by looking for the latest
 ``k=…``; a result's digit stands before the token that stores it. After ``k=6``, every older ``k=…`` is junk.

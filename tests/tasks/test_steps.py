@@ -60,6 +60,16 @@ def test_every_step_of_a_solution_follows_from_what_stands_before_it(kind, state
                 assert int(words[position + 1]) == (int(left) + (int(right) if sign == "+" else -int(right))) % 10
 
 
+def test_the_documented_example_is_solved_as_documented():
+    found = re.search(r"(f=7[^\n]*)\n.*    (L4 f f7.*?) L6 ….* out (L7.*?</think> 5)", steps.__doc__, re.DOTALL)
+    prompt, start, end = found.groups()
+    lines = [steps.Line(int(n), *rest) for n, *rest in re.findall(r"L(\d) (\w) ([+-]) (\w) (\w)", prompt)]
+    program = steps.Program((("f", 7), ("k", 3)), (lines[0],), tuple(lines[1:3]), (lines[3],), 3, ("p", "+", "c"))
+    assert program.prompt() == prompt
+    solution, answer = program.solve()
+    assert solution.startswith(start) and solution.endswith(" ".join(end.split())) and answer == "5"
+
+
 def test_a_solution_names_the_lines_in_the_order_they_are_executed():
     (problem,) = tasks.load("steps", n=1, seed=1, kinds="rounds", statements=20)
     prompt = re.findall(r"L\d+|R\d+|back", problem.prompt)
