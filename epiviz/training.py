@@ -79,12 +79,12 @@ class TrainingPlan:
 
 # The tiny reasoner itself: hours on a CPU.
 TINY_REASONER = TrainingPlan(
-    steps=9000,
+    steps=10_000,
     stages=(
         Stage(0, (3, 12)),
-        Stage(1500, (3, 24), batch_tokens=2048),
-        Stage(3000, (3, 40), batch_tokens=3072),
-        Stage(5000, (3, 64), batch_tokens=4096),
+        Stage(2400, (3, 24), batch_tokens=2048),
+        Stage(4000, (3, 40), batch_tokens=3072),
+        Stage(6000, (3, 64), batch_tokens=4096),
     ),
 )
 # A smaller twin that learns what a solution looks like within seconds: enough for a look at the training itself.
