@@ -10,7 +10,7 @@ from tiny import random_prompt, tiny_model
 from traitlets import TraitError
 
 import epiviz as ev
-from epiviz.widgets import HeadMap, LayerMap, Timeline, Workbench
+from epiviz.widgets import HeadMap, LayerMap, Timeline, Workbench, page
 from epiviz.widgets.data import NO_BUCKET, STATIC, LayerScore, NotComputedError
 
 
@@ -48,6 +48,12 @@ def computing(trace, replays, go_on=True, **keywords):
 
 
 # ---- what is shown
+
+
+def test_every_script_and_style_is_joined():
+    for folder, names in ((page.HERE / "js", page.SCRIPTS), (page.HERE / "css", page.STYLES)):
+        assert sorted(file.stem for file in folder.iterdir()) == sorted(names)
+    assert page.script().count("export default") == 1
 
 
 @pytest.mark.parametrize(("view", "layers"), [(Workbench, 8), (LayerMap, 8), (Timeline, 4), (HeadMap, 4)])

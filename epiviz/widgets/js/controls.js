@@ -183,7 +183,8 @@ class Controls {
     const key = `${state.stories.length} ${now.method} ${now.beside}`;
     if (key === this.methodKey) return;
     this.methodKey = key;
-    const there = (/** @type {string} */ name) => meta.kind !== "replay" || name === STATIC || state.budgets(name).length;
+    const there = (/** @type {string} */ name) =>
+      meta.kind !== "replay" || name === STATIC || state.budgets(name).length;
     const fill = (/** @type {any} */ select, /** @type {string[]} */ names, /** @type {Node[]} */ first) => {
       const ready = options(names.filter(there).map((name) => [name, name]));
       const missing = names.filter((name) => !there(name) && state.computes(name));

@@ -16,10 +16,7 @@ function describe(state, pane, token) {
   for (const score of source.scores) {
     const share = 1 - score.ranks()[token] / Math.max(1, length - 1);
     const known = !Number.isNaN(score.values[token]);
-    rows.push([
-      score.name,
-      known ? `${number(score.values[token])} · percentile ${Math.round(100 * share)}` : "–",
-    ]);
+    rows.push([score.name, known ? `${number(score.values[token])} · percentile ${Math.round(100 * share)}` : "–"]);
   }
   if (info.divergence.includes(token)) {
     rows.push([

@@ -4,7 +4,7 @@ class HeadMap extends Panel {
   constructor(state) {
     super(state, "heads", "Heads");
     /** @type {Map<number, HeadGrid>} */ this.grids = new Map();
-    this.legendKey = "";
+    /** @type {string | null} */ this.legendKey = null;
   }
 
   draw() {
@@ -18,6 +18,7 @@ class HeadMap extends Panel {
         h("span", { className: "swatch" }, h("i", { className: `cell ${look}` }), text);
       const gone = stories.some((story) => !story.selects) ? [square("gone", "evicted")] : [];
       this.legend.replaceChildren(square("held", "held"), ...gone, ...reasons(stories));
+      this.legend.hidden = !panes.length;
       this.plots.replaceChildren(...panes.map((pane) => this.grid(pane).element), this.hint());
     }
     this.look();
@@ -126,14 +127,15 @@ class HeadGrid {
     cells.forEach((cell, i) => {
       const [l, k] = [Math.floor(i / heads), i % heads];
       const evicts = story.evicts.includes(l);
-      const alive = Boolean(fate) && (!evicts || fate.death[i] >= fired);
+      const death = fate ? fate.death[i] : 0;
+      const alive = Boolean(fate) && (!evicts || death >= fired);
       const reason = fate && alive && evicts && token < last ? fate.reason[i] : 0;
       let [look, words] = ["none", "not known yet"];
       if (token >= step) [look, words] = ["later", "not there yet"];
       else if (fate && alive) {
         look = `held r${reason}`;
         words = evicts ? (reason ? `kept as ${REASONS[reason]}` : "held") : "held: this layer never evicts";
-      } else if (fate) [look, words] = ["gone", `evicted at step ${count(story.events[fate.death[i]])}`];
+      } else if (fate) [look, words] = ["gone", `evicted at step ${count(story.events[death])}`];
       if (fate && evicts && token < step) held.push(alive);
       const chosen = l === layer && k === head ? " chosen" : "";
       const [name, label] = [`cell ${look}${chosen}`, `layer ${l}, head ${k}: ${words}`];

@@ -43,13 +43,14 @@ class LayerMap extends Panel {
     }
     plot.style.height = `${clamp(96, 7 * depth, 240)}px`;
     const { bands, reference } = this.state.meta;
-    bands.forEach(([first, last], /** @type {number} */ i) => {
+    bands.forEach((/** @type {[number, number]} */ [first, last], /** @type {number} */ i) => {
       const band = h("i", { className: "band" });
       band.style.top = `${(100 * first) / depth}%`;
       band.style.height = `${(100 * (last - first + 1)) / depth}%`;
       band.title = `band ${"ab"[i]} of EpiKV: layers ${first}–${last}`;
-      right.append(band, h("span", { className: "name" }, `${first}–${last}`));
-      right.lastChild.style.top = middle((first + last) / 2);
+      const name = h("span", { className: "name" }, `${first}–${last}`);
+      name.style.top = middle((first + last) / 2);
+      right.append(band, name);
     });
     for (const layer of reference) {
       const mark = h("i", { className: "reference", title: `layer ${layer} of the epiphany score` });

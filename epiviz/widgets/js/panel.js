@@ -93,8 +93,7 @@ class Solo {
     this.root.dataset.shown = shown;
     this.badge.textContent = state.meta.badges[shown];
     const budget = shown === "replay" ? `${now.method}, budget ${count(now.budget)}, ` : "";
-    this.counts.textContent =
-      shown === "static" ? "" : `${budget}step ${count(now.step)} of ${count(tokens)}`;
+    this.counts.textContent = shown === "static" ? "" : `${budget}step ${count(now.step)} of ${count(tokens)}`;
   }
 
   close() {

@@ -118,6 +118,7 @@ class Reader {
     ui.task.hidden = !state.missing.length && !error;
     ui.stop.hidden = ui.progress.hidden = !state.missing.length;
     ui.error.textContent = error && !state.missing.length ? error : "";
+    ui.error.hidden = !ui.error.textContent;
     if (method && done) ui.progress.value = done / total;
     else ui.progress.removeAttribute("value");
   }

@@ -1,3 +1,5 @@
+const EVEN_STOPS = 50;
+
 /** What is shown, shared by all views of one model in one place: data, controls, and who draws. */
 class State {
   /** @param {Model} model */
@@ -5,6 +7,11 @@ class State {
     this.model = model;
     /** @type {Set<View>} */
     this.views = new Set();
+    /** @type {any} */ this.meta = {};
+    /** @type {Story[]} */ this.stories = [];
+    /** @type {(name: string) => any} */ this.array = () => null;
+    this.layers = this.heads = 0;
+    /** @type {Map<string, any>} */ this.known = new Map(); // what follows from the controls, until they change
     this.read();
     /** @type {Source[]} */
     this.sources = this.meta.columns.map(
@@ -36,10 +43,10 @@ class State {
   read() {
     this.meta = this.model.get("_meta");
     this.array = unpack(this.meta, this.model.get("_data"));
-    /** @type {Story[]} */ this.stories = readStories(this.meta, this.array);
+    this.stories = readStories(this.meta, this.array);
     this.layers = Math.max(this.meta.layers, ...this.stories.map((story) => story.layers));
     this.heads = Math.max(0, ...this.stories.map((story) => story.heads));
-    /** @type {Map<string, any>} */ this.known = new Map(); // what follows from the controls, until they change
+    this.known.clear();
   }
 
   get offline() {
@@ -112,13 +119,18 @@ class State {
     return totals.sort((a, b) => a - b);
   }
 
-  /** Where the step may stop: every eviction on screen, the prompt, and the end. @returns {number[]} */
+  /**
+   * Where the step may stop: the prompt, every eviction on screen (even steps if there is none), and the end.
+   * @returns {number[]}
+   */
   stops() {
     return this.memo("stops", () => {
       const stops = new Set([this.tokens]);
       for (const pane of this.panes) {
         stops.add(this.sources[pane.text].info.prompt);
-        this.story(pane)?.events.forEach((step) => stops.add(step));
+        const events = this.story(pane)?.events ?? [];
+        events.forEach((step) => stops.add(step));
+        if (!events.length) for (let i = 1; i < EVEN_STOPS; i++) stops.add(Math.round((i * this.tokens) / EVEN_STOPS));
       }
       return [...stops].sort((a, b) => a - b);
     });

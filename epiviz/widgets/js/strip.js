@@ -24,6 +24,7 @@ class Strip {
     this.below = h("div", { className: "gutter below", "aria-hidden": "true" });
     this.element = h("div", { className: "strip" }, this.left, this.plot, this.right, this.below);
     this.key = "";
+    /** @type {Pane | undefined} */ this.pane = undefined; // what it shows
     ticks(this.below, state.tokens, "left", "token ");
   }
 

@@ -15,10 +15,15 @@ class Timeline extends Panel {
     const none = state.shown === "static" ? "a static ranking has no history" : "nothing is computed yet";
     const parts = panes.length ? panes.map((_, i) => this.strips[i].element) : [h("p", { className: "hint" }, none)];
     // Only if they change: a strip that is put back has lost the focus.
-    if (!panes.length || parts.some((part, i) => part !== this.plots.children[i]) || this.plots.children[parts.length]) {
+    if (
+      !panes.length ||
+      parts.some((part, i) => part !== this.plots.children[i]) ||
+      this.plots.children[parts.length]
+    ) {
       this.plots.replaceChildren(...parts);
     }
     panes.forEach((pane, i) => this.drawStrip(this.strips[i], pane, panes.length > 1));
+    this.legend.hidden = !panes.length;
     this.drawLegend(panes);
     this.look();
   }

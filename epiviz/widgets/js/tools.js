@@ -25,7 +25,17 @@
  */
 
 const CONTROLS = [
-  "color_by", "layer_by", "method", "beside", "budget", "step", "layer", "head", "threshold", "selected", "column",
+  "color_by",
+  "layer_by",
+  "method",
+  "beside",
+  "budget",
+  "step",
+  "layer",
+  "head",
+  "threshold",
+  "selected",
+  "column",
 ];
 const STATIC = "static ranking";
 const ALL = "side by side";
@@ -71,8 +81,7 @@ function upTo(list, x) {
 const same = (a, b) => a === b || (Array.isArray(a) && Array.isArray(b) && String(a) === String(b));
 
 /** The entry closest to `x`, or `x` if there is none. @param {number[]} list @param {number} x */
-const nearest = (list, x) =>
-  list.length ? list.reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a)) : x;
+const nearest = (list, x) => (list.length ? list.reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a)) : x);
 
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]|\p{Cs}/u;
