@@ -19,6 +19,7 @@ SCRIPTS = (
     "palette",
     "text",
     "minimap",
+    "head",
     "card",
     "describe",
     "legend",

@@ -92,8 +92,10 @@ class Solo {
     const { now, shown, tokens } = state;
     this.root.dataset.shown = shown;
     this.badge.textContent = state.meta.badges[shown];
+    this.root.setAttribute("aria-busy", String(state.missing.length > 0));
     const budget = shown === "replay" ? `${now.method}, budget ${count(now.budget)}, ` : "";
-    this.counts.textContent = shown === "static" ? "" : `${budget}step ${count(now.step)} of ${count(tokens)}`;
+    const step = shown === "static" ? "" : `${budget}step ${count(now.step)} of ${count(tokens)}`;
+    this.counts.textContent = state.missing.length ? state.excuse() : step;
   }
 
   close() {

@@ -80,7 +80,7 @@ class Reader {
     const { state, ui, visible } = this;
     ui.badge.textContent = state.meta.badges[state.shown];
     ui.counts.textContent = this.pending
-      ? this.excuse()
+      ? state.excuse()
       : visible.length === 1
         ? this.counts(...visible[0])
         : state.shown === "static"
@@ -100,16 +100,6 @@ class Reader {
       head.tally.textContent = alone || this.pending ? "" : this.counts(column, pane) + this.overlap(column, pane);
       head.line.hidden = !head.line.textContent;
     }
-  }
-
-  /** Why nothing can be counted yet. */
-  excuse() {
-    const { state } = this;
-    const [first] = state.missing;
-    if (!first) return state.slices.excuse();
-    const what = `${first.method} at ${plural(state.now.budget, "slot")}`;
-    if (state.late) return `the kernel is busy or gone: it has not begun to compute ${what}`;
-    return `computing ${what} …`;
   }
 
   drawTask() {
@@ -153,7 +143,7 @@ class Reader {
 
   summary() {
     const { visible } = this;
-    if (this.pending) return this.excuse();
+    if (this.pending) return this.state.excuse();
     return visible
       .map(([column, pane]) => (visible.length > 1 ? `${pane.method}, ` : "") + this.counts(column, pane))
       .join("; ");
@@ -415,34 +405,16 @@ class Reader {
     while (this.columns.length < wanted) {
       const index = this.columns.length;
       const column = new TextColumn(this.state.sources[generated ? index : 0], index);
-      const head = this.columnHead(column, generated && index > 0);
+      const head = columnHead(column, generated && index > 0, {
+        reveal: (token) => this.reveal(index, token),
+        goTo: (token) => this.goTo(index, token),
+      });
       this.columns.push(column);
       this.ui.heads.push(head);
       this.ui.columns.append(head.section);
       this.ui.top.append(head.element);
       column.watch(this.ui.scroller);
     }
-  }
-
-  /** @param {TextColumn} column @param {boolean} compared with the first text */
-  columnHead(column, compared) {
-    const [split] = column.info.divergence;
-    const parts = !compared
-      ? ""
-      : split === undefined
-        ? h("span", { className: "note" }, "the same text")
-        : h(
-            "button",
-            { type: "button", className: "link", onclick: () => this.goTo(column.index, split) },
-            `parts at ${count(split)}`,
-          );
-    const map = new Minimap(column, (token) => this.reveal(column.index, token));
-    const name = h("b");
-    const note = h("span", { className: "note" });
-    const tally = h("span", { className: "tally" });
-    const line = h("div", { className: "name" }, name, note, parts, tally);
-    const element = h("div", { className: "head" }, line, map.element);
-    return { element, line, name, note, tally, map, section: h("section", {}, column.body) };
   }
 
   listen() {

@@ -172,6 +172,15 @@ class State {
     return this.panes.filter((pane) => !pane.exact);
   }
 
+  /** Why something is not on screen yet, in words. */
+  excuse() {
+    const [first] = this.missing;
+    if (!first) return this.slices.excuse();
+    const what = `${first.method} at ${plural(this.now.budget, "slot")}`;
+    if (this.late) return `the kernel is busy or gone: it has not begun to compute ${what}`;
+    return `computing ${what} …`;
+  }
+
   /** Notice when the kernel does not begin to compute what is missing. */
   expect() {
     window.clearTimeout(this.waiting);

@@ -62,7 +62,6 @@ class Timeline extends Panel {
     const story = state.stories[pane.story];
     strip.pane = pane;
     strip.note.textContent = named ? `${pane.method}, budget ${count(story.budget)}` : "";
-    strip.element.toggleAttribute("data-pending", !slice);
     const [width, height] = strip.fit();
     if (!width || !slice) return;
     const { layer, head, threshold } = state.now;
