@@ -211,18 +211,29 @@ def code_hash() -> str:
 
 
 def _foreign_source(policy: Policy) -> str:
-    """The source of policies that are defined elsewhere, in a notebook or a file: they change without our code."""
-    sources = []
-    if not type(policy).__module__.startswith("epiviz."):
-        try:
-            sources.append(inspect.getsource(type(policy)))
-        except (OSError, TypeError) as error:
-            raise ValueError(
-                f"the source of policy {policy.label!r} cannot be read, so its replays cannot be told from those of "
-                "an earlier version; define it in a notebook cell or a file"
-            ) from error
+    """What a policy defined elsewhere, in a notebook or a file, is made of: it changes without this package's code."""
+    parts = []
+    for kind in type(policy).__mro__:
+        if kind is object or kind.__module__.startswith("epiviz."):
+            continue
+        for name, member in sorted(vars(kind).items()):
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(member, bool | int | float | str | tuple):
+                parts.append(f"{name}={member!r}")
+            elif inspect.isfunction(function) and (name == "__post_init__" or not name.startswith("__")):
+                parts.append(_source(policy, function))  # of a class in a notebook only its functions can be read
     inner = [getattr(policy, field.name) for field in fields(policy) if is_dataclass(getattr(policy, field.name))]
-    return "\n".join([*sources, *(_foreign_source(each) for each in inner if isinstance(each, Policy))])
+    return "\n".join([*parts, *(_foreign_source(each) for each in inner if isinstance(each, Policy))])
+
+
+def _source(policy: Policy, function) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError as error:
+        raise ValueError(
+            f"the source of policy {policy.label!r} cannot be read, so its replays cannot be told from those of an "
+            "earlier version; define it in a notebook cell or a file"
+        ) from error
 
 
 # -- computing ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers that all start a thread per c
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported, and for kernels started by tests
 
 import json
+import signal
 from datetime import date
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from hypothesis import settings
 import epiviz as ev
 from epiviz.manifest import versions
 from epiviz.text import join_bytes
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # jobs in the background ignore Ctrl-C; some tests press it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same few examples each time; `--hypothesis-profile=full` draws many, and other ones each time.
 settings.register_profile("few", derandomize=True, max_examples=12, deadline=None)

@@ -130,7 +130,10 @@ class Mine(policies.Policy):
             return policies.Ranking(slots.positions.double())
 
     exec_only = {}
-    exec("from epiviz import policies\nclass Bare(policies.Policy): pass", exec_only)
+    exec(
+        "from epiviz import policies\nclass Bare(policies.Policy):\n    def rank(self, slots, state, draws): ...",
+        exec_only,
+    )
     with pytest.raises(ValueError, match="source of policy .* cannot be read"):
         ev.replay_grid(model, trace, [exec_only["Bare"]()], BUDGETS[:1], cache=tmp_path / "cells", progress=False)
     assert ev.replay_grid(model, trace, [Typed()], BUDGETS[:1], cache=tmp_path / "cells", progress=False).frame.shape[0]

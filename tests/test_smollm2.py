@@ -28,7 +28,7 @@ def four_hundred(request, smollm2):
     budget = ev.Budget(128, sinks=4, recent=32, buffer=32, protect_prompt=request.param)
     # The full cache knows no protection, so it runs once; a protected prompt leaves less room, so events come sooner.
     policies = ["random", "streaming", "epikv", "vase-attnv", "vase-dkv", *([] if request.param else ["full"])]
-    length = 250 if request.param else 400
+    length = 200 if request.param else 400
     return {
         policy: ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=length, progress=False)
         for policy in policies
@@ -56,7 +56,7 @@ def test_four_hundred_tokens_under_every_policy(four_hundred):
 )
 def test_awkward_prompts(smollm2, prompt, raw, policy):
     budget = ev.Budget(64, sinks=4, recent=16, buffer=16)
-    run = ev.generate(smollm2, prompt, policy, budget, max_new_tokens=80, raw=raw, progress=False)
+    run = ev.generate(smollm2, prompt, policy, budget, max_new_tokens=50, raw=raw, progress=False)
     assert run.tokens and run.spans.text.endswith(run.spans.piece(len(run.spans) - 1))
     if prompt is LONG:
         assert run.prompt_length > 64 and run.retention.event_steps[0] == run.prompt_length
