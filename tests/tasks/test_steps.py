@@ -106,15 +106,15 @@ def test_which_split_a_program_is_in_follows_from_its_lines_alone():
 
 
 def test_a_problem_is_a_function_of_its_keys():
-    few = tasks.load("steps", n=3, seed=7, statements=(5, 30))
-    assert few == tasks.load("steps", n=6, seed=7, statements=(5, 30))[:3]
-    assert few != tasks.load("steps", n=3, seed=8, statements=(5, 30))
-    assert len({problem.id for problem in tasks.load("steps", n=60, seed=7)}) == 60
+    few = tasks.load("steps", n=3, seed=7, statements=(5, 20))
+    more = tasks.load("steps", n=12, seed=7, statements=(5, 20))
+    assert few == more[:3] and few != tasks.load("steps", n=3, seed=8, statements=(5, 20))
+    assert len({problem.id for problem in more}) == len({problem.prompt for problem in more}) == 12
 
 
 @pytest.mark.parametrize("kind", ["rounds", "ledger"])
 def test_traces_look_back_far(kind):
-    problems = tasks.load("steps", n=20, seed=0, kinds=kind, statements=48)
+    problems = tasks.load("steps", n=8, seed=0, kinds=kind, statements=48)
     for problem in problems:
         words = [*problem.prompt.split(), "<think>", *problem.solution.split()]
         distances = []
