@@ -13,14 +13,30 @@ from epiviz import frames, plots
 def grid(increase, policies=("random", "good", "odd"), shares=(0.25, 0.5), traces=4, seeds=2):
     """A grid's frame with ``increase(policy, share, trace, seed)`` as cost."""
     rows = [
-        {"trace": f"t{trace}", "policy": policy, "budget": 100, "share": share + 0.001 * trace, "seed": seed, "n": 50}
+        {
+            "trace": f"t{trace}",
+            "policy": policy,
+            "budget": 100,
+            "share": share + 0.001 * trace,
+            "seed": seed,
+            "n": 50,
+            "bounded": policy != "free",
+        }
         | {"nll_increase": (x := increase(policy, share, trace, seed)), "low": x - 0.1, "high": x + 0.2}
         for policy in policies
         for share in shares
         for trace in range(traces)
         for seed in range(seeds)
     ]
-    full = {"trace": "t0", "policy": "full", "budget": None, "share": None, "seed": 0, "nll_increase": 0.0}
+    full = {
+        "trace": "t0",
+        "bounded": False,
+        "policy": "full",
+        "budget": None,
+        "share": None,
+        "seed": 0,
+        "nll_increase": 0.0,
+    }
     return pd.DataFrame([*rows, full])
 
 
@@ -31,7 +47,9 @@ def cost(policy, share, trace, seed):
 
 
 def test_curves_by_hand():
-    table = frames.budget_curves(grid(cost))
+    cells = grid(cost)
+    free = cells[cells["policy"] == "good"].assign(policy="free", bounded=False)
+    table = frames.budget_curves(pd.concat([cells, free]))
     assert set(table["policy"]) == {"random", "good", "odd"} and sorted(set(table["share"])) == [0.25, 0.5]
     row = table.query("policy == 'good' and share == 0.25").iloc[0]
     values = np.array([np.mean([cost("good", 0.25, t, s) for s in range(2)]) for t in range(4)])
@@ -61,7 +79,9 @@ def test_no_budget_is_no_curve():
 def test_the_titles_tell_the_findings():
     table = frames.budget_curves(grid(cost))
     ax = plots.budget_curves(table)
-    assert "At 25% of the text, good costs +0.10 nats per token, random +0.32" in ax.get_title("left").replace("\n", " ")
+    assert "At 25% of the text, good costs +0.10 nats per token, random +0.32" in ax.get_title("left").replace(
+        "\n", " "
+    )
     assert {text.get_text() for text in ax.get_legend().get_texts()} == {"random", "good", "odd"}
     ax = plots.against_control(table)
     title = ax.get_title("left").replace("\n", " ")

@@ -19,7 +19,8 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     Parameters
     ----------
     frame : pandas.DataFrame
-        From :func:`epiviz.frames.replays` or a grid; rows without a budget are left out.
+        From :func:`epiviz.frames.replays` or a grid. Rows without a budget are left out, and so are policies that do
+        not bound memory, which a budget cannot compare.
     control : str
         The policy that the others are compared with.
     level : float
@@ -38,7 +39,7 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     ValueError
         No row has a budget.
     """
-    limited = frame[frame["budget"].notna()].assign(share=lambda rows: rows["share"].round(2))
+    limited = frame[frame["budget"].notna() & frame["bounded"]].assign(share=lambda rows: rows["share"].round(2))
     if limited.empty:
         raise ValueError(f"none of the {len(frame)} rows has a budget; replay under at least one")
     cells = limited.groupby(["policy", "share", "trace"], sort=False)[["nll_increase", "low", "high"]].mean()
