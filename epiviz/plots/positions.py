@@ -40,7 +40,7 @@ def position_modes(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax.axhline(0, color=LINE, lw=1)
     every = {1: "every token"}
     ax.set_xticks(range(len(groups)), [f"{mode}\n{every.get(buffer, f'every {buffer}')}" for mode, buffer in groups])
-    ax.legend(fontsize=7.5, frameon=False)
+    ax.legend(fontsize=7.5, frameon=False, loc="upper left")
     mean = table.groupby(["positions", "buffer"])["nll_increase"].mean()
     apart = table.groupby(["positions", "buffer"])["nll_increase"].agg(lambda x: x.max() - x.min())
     least = min(buffer for _, buffer in groups)
