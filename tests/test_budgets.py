@@ -91,3 +91,28 @@ def test_the_titles_tell_the_findings():
     assert len(marked) == 2 and all(text.startswith("−") or text.startswith("-") for text in marked)
     with pytest.raises(ValueError, match="no policy 'random' to compare with"):
         plots.against_control(frames.budget_curves(grid(cost, policies=("good", "odd"))))
+
+
+def test_recall_and_positions_are_told_and_drawn():
+    rows = [("random", 0.6), ("good", 0.8), ("odd", 0.5)]
+    table = pd.DataFrame(
+        [
+            {"policy": name, "recall": x, "low": x - 0.02, "high": x + 0.02, "worst_heads": x / 2, "n": 40}
+            for name, x in rows
+        ]
+    )
+    ax = plots.recall(table)
+    assert (
+        ax.get_title("left").replace("\n", " ") == "good still holds 80% of what the full model attends to, random 60%"
+    )
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["odd", "random", "good"]
+
+    cells = grid(cost, policies=("random", "good"), shares=(0.5,), seeds=1)
+    frozen = cells.assign(positions="cache-relative", nll_increase=cells["nll_increase"] + 1.0)
+    both = pd.concat([cells.assign(positions="absolute"), frozen]).assign(buffer=64)
+    modes = frames.position_modes(both)
+    mean = cells[cells["policy"] == "good"]["nll_increase"].mean()
+    told = modes.query("positions == 'cache-relative' and policy == 'good'").iloc[0]
+    assert (told["n"], told["nll_increase"]) == (4, pytest.approx(mean + 1)) and told["low"] < told["nll_increase"]
+    title = plots.position_modes(modes).get_title("left").replace("\n", " ")
+    assert title.startswith("Evicting every 64, frozen positions cost +1.") and "(absolute: +0." in title

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from epiviz.palette import (
-    FAINT,
     GREY,
     INK,
     LINE,
@@ -17,6 +16,7 @@ from epiviz.palette import (
     policy_style,
     spread,
 )
+from epiviz.plots.dots import dots
 from epiviz.stats import signed
 
 if TYPE_CHECKING:
@@ -73,24 +73,15 @@ def cost(frame: pd.DataFrame, control: str = "random", ax: Axes | None = None) -
     ax : matplotlib.axes.Axes, optional
     """
     rows = frame.sort_values("nll_increase", ascending=False).reset_index(drop=True)
-    if ax is None:
-        ax = new_axes(None)
-        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
-    for place, row in rows.iterrows():
-        style = policy_style(row["policy"])
-        ax.hlines(place, row["low"], row["high"], color=style.color, lw=2)
-        ax.plot(row["nll_increase"], place, marker=style.marker, ms=7, color=style.color, ls="none")
+    ax = dots(rows, "nll_increase", control, ax)
     title = "Eviction's cost in prediction"
     reference = rows[rows["policy"] == control]
     if len(reference):
         row = reference.iloc[0]
-        ax.axvspan(row["low"], row["high"], color=FAINT, zorder=0)
-        note(ax, control, (row["nll_increase"], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
         others = rows[rows["policy"] != control]
         better = others[others["high"] < row["low"]]
         title = f"{len(better)} of {len(others)} policies lie clear of {control} ({signed(row['nll_increase'])} nats)"
         title += f"; lowest {others['policy'].iloc[-1]} ({signed(others['nll_increase'].iloc[-1])})"
     ax.axvline(0, color=LINE, lw=1)
-    ax.set_yticks(range(len(rows)), rows["policy"])
     n = int(rows["n"].iloc[0])
     return dress(ax, title, f"−log p above the full cache (nats per token; {n} tokens, 95% block bootstrap)", "")

@@ -1,0 +1,28 @@
+"""A dot with an interval for each policy, beside a control."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from epiviz.palette import FAINT, GREY, new_axes, note, policy_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def dots(rows: pd.DataFrame, value: str, control: str, ax: Axes | None = None) -> Axes:
+    """Draw a row for each policy, the last at the top: ``value`` with ``low`` and ``high``; the control's is a band."""
+    if ax is None:
+        ax = new_axes(None)
+        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
+    for place, (_, row) in enumerate(rows.iterrows()):
+        style = policy_style(row["policy"])
+        ax.hlines(place, row["low"], row["high"], color=style.color, lw=2)
+        ax.plot(row[value], place, marker=style.marker, ms=7, color=style.color, ls="none")
+        if row["policy"] == control:
+            ax.axvspan(row["low"], row["high"], color=FAINT, zorder=0)
+            note(ax, control, (row[value], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
+    ax.set_yticks(range(len(rows)), rows["policy"])
+    return ax
