@@ -64,17 +64,19 @@ class SnapKV(Policy):
         Neighbours in the text, or neighbours in the order of the previous ranking, as in VaSE's public code.
     score_dtype : {"float32", "bfloat16"}
         Precision of logits, weights and averages; bfloat16, as in the public code, makes many of them equal.
+    group : {"mean", "max"}
+        Over the query heads that share a KV head: their mean, as in VaSE's code, or their largest, as in R-KV's.
 
     Notes
     -----
-    As in VaSE's code the softmax runs over the slots outside the recent ones, query heads of a group are averaged,
-    and prompt and sinks take part.
+    As in VaSE's code the softmax runs over the slots outside the recent ones, and prompt and sinks take part.
     """
 
     window: int = 64
     pool: int = 5
     pool_over: str = "position"
     score_dtype: str = "float32"
+    group: str = "mean"
     weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -84,6 +86,7 @@ class SnapKV(Policy):
             raise ValueError(f"pool must be odd and at least 1, got {self.pool}")
         check_choice("pool_over", self.pool_over, ("position", "rank"))
         check_choice("score_dtype", self.score_dtype, SCORE_DTYPES)
+        check_choice("group", self.group, ("mean", "max"))
 
     def needs(self, shape) -> Needs:
         return Needs(queries=self.window, tracks={PLACE: torch.int32} if self.pool_over == "rank" else {})
@@ -102,7 +105,8 @@ class SnapKV(Policy):
             slots.queries[layer], keys, slots.query_positions, slots.positions[layer, :, :, :old], self.score_dtype
         )
         order = laid_down(slots.tracks[PLACE][layer, :, :, :old]) if self.pool_over == "rank" else None
-        return pool_neighbours(weights, self.pool, order).unflatten(1, (keys.shape[1], -1)).mean(2)
+        groups = pool_neighbours(weights, self.pool, order).unflatten(1, (keys.shape[1], -1))
+        return groups.mean(2) if self.group == "mean" else groups.amax(2)
 
 
 @register("snapkv-prefill")

@@ -124,7 +124,9 @@ def snapkv(policy, case):
             reach = policy.pool // 2
             padded = [0.0] * reach + weights + [0.0] * reach
             pooled.append([sum(padded[i : i + policy.pool]) / policy.pool for i in range(head.old)])
-        return mean(pooled) + [0.0] * head.budget.recent
+        largest = getattr(policy, "group", "mean") == "max"
+        grouped = [max(column) for column in zip(*pooled, strict=True)] if largest else mean(pooled)
+        return grouped + [0.0] * head.budget.recent
 
     return case.per_head(score)
 

@@ -80,7 +80,7 @@ OF_SLOTS = {
     ),
     "rkv-simple": Pin(of_slots.rkv_simple, {**SNAPKV, "balance": share(0, 1)}),
     "segment-hs": Pin(of_slots.segment_hs, SEGMENTS),
-    "snapkv": Pin(of_slots.snapkv, SNAPKV),
+    "snapkv": Pin(of_slots.snapkv, {**SNAPKV, "group": choice(["mean", "max"])}),
     "snapkv-prefill": Pin(of_slots.snapkv, SNAPKV),
     "streaming": Pin(of_slots.recency, tolerance=0),
     "thinkv-tertiles": Pin(of_slots.thinkv_tertiles, SEGMENTS, 1e-6),
