@@ -152,7 +152,8 @@ class _Witness(Wrapper):
     def rank(self, slots, state, draws) -> Ranking:
         ranking = self.policy.rank(slots, state, draws)
         shape = slots.positions.shape
-        priority = ranking.priority.float().expand(shape).masked_fill(~slots.candidates.expand(shape), torch.nan)
+        priority = ranking.priority.float().expand(shape)
+        priority = priority.masked_fill(~slots.candidates.expand(shape) | priority.isinf(), torch.nan)
         self.seen.append(priority[:, 0].cpu().numpy())
         return ranking
 
@@ -198,7 +199,8 @@ def compare_decisions(
             if swapped.any():
                 agree[layer, head] = False
                 kept, dropped = p[swapped & ~left[0]], p[swapped & left[0]]
-                margin = max(margin, float((kept.max() - dropped.min()) / spread))
+                gap = (np.nanmax(kept, initial=-np.inf) - np.nanmin(dropped, initial=np.inf)) / spread
+                margin = max(margin, float(gap))
             else:
                 noise = max(noise, float(np.nanmax(np.abs(p - q)) / spread))
     differing = int((~agree).sum())
