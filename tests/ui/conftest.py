@@ -14,7 +14,19 @@ from epiviz.widgets.view import CONTROLS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "widgets"))  # the synthetic traces are shared with the Python tests
 
+from synthetic import make_replay, make_trace
+
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return make_trace()
+
+
+@pytest.fixture(scope="module")
+def replays(trace):
+    return [make_replay(trace, policy, budget, seed=budget) for policy in ("a", "b") for budget in (60, 100)]
 
 
 @pytest.fixture(scope="session")

@@ -32,16 +32,6 @@ async ([selector, values]) => {
 """
 
 
-@pytest.fixture(scope="module")
-def trace():
-    return make_trace()
-
-
-@pytest.fixture(scope="module")
-def replays(trace):
-    return [make_replay(trace, policy, budget, seed=budget) for policy in ("a", "b") for budget in (60, 100)]
-
-
 def drag(page, label, start, stop, steps=6):
     """Drag a slider between two shares of its width; yield in the middle, before the release."""
     box = page.get_by_label(label, exact=True).bounding_box()

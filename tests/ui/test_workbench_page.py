@@ -19,16 +19,6 @@ PIXELS = """(canvas) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def trace():
-    return make_trace()
-
-
-@pytest.fixture(scope="module")
-def replays(trace):
-    return [make_replay(trace, policy, budget, seed=budget) for policy in ("a", "b") for budget in (60, 100)]
-
-
 SMALL = {"width": 480, "height": 700}  # fewer pixels to read back
 
 
