@@ -77,7 +77,7 @@ def bench_replay(
     dict
         ``environment``, ``tokens``, ``budget``, ``noise_floor`` (full cache, other chunking), and for each policy:
         seconds of ``stepping`` (retention + NLL), ``replay`` (the same), ``compared`` (KL and agreement besides) and
-        ``recall``; ``speedup`` = stepping ÷ replay; and ``decisions``, see :func:`first_differences`.
+        ``recall``; ``speedup`` = stepping ÷ replay; and ``decisions``, see :func:`compare_decisions`.
     """
     budget = budget or Budget(256, buffer=64)
     floor, took = _timed(lambda: noise_floor(model, trace, progress=False))
@@ -104,8 +104,9 @@ def bench_replay(
 
 def _bench_one(model: Model, trace: Trace, policy: Policy, budget: Budget) -> dict[str, object]:
     replay(model, trace, policy, budget, compare=False, progress=False)  # the first pass pays for what later ones reuse
-    fast, replaying = _timed(lambda: replay(model, trace, policy, budget, compare=False, progress=False))
-    (_, nll), stepping = _timed(lambda: step(model, trace, policy, budget))
+    slow, quick = _Witness(policy), _Witness(policy)  # both runs remember alike, so the ratio stays fair
+    fast, replaying = _timed(lambda: replay(model, trace, quick, budget, compare=False, progress=False))
+    (stepped, nll), stepping = _timed(lambda: step(model, trace, slow, budget))
     compared, comparing = _timed(lambda: replay(model, trace, policy, budget, progress=False))
     _, recalling = _timed(lambda: attention_recall(model, trace, [compared], progress=False))
     away = np.abs(fast.nll[fast.predicted] - nll)
@@ -116,7 +117,7 @@ def _bench_one(model: Model, trace: Trace, policy: Policy, budget: Budget) -> di
         "recall": recalling,
         "speedup": stepping / replaying,
         "largest_nll_difference": float(away.max()),
-        "decisions": first_differences(model, trace, policy, budget),
+        "decisions": compare_decisions(stepped, fast.retention, slow.seen, quick.seen),
     }
 
 
@@ -158,11 +159,20 @@ class _Witness(Wrapper):
         return ranking
 
 
-def first_differences(model: Model, trace: Trace, policy: Policy, budget: Budget) -> dict[str, float]:
+def compare_decisions(
+    stepped: Retention, replayed: Retention, slow: Sequence[np.ndarray], fast: Sequence[np.ndarray]
+) -> dict[str, float]:
     """Compare the decisions of a replay with those of stepping, head by head up to the first that differs.
 
     Chunks round other than single steps, so priorities that nearly tie may swap. Later differences of a head follow
     from its first, so only the first counts.
+
+    Parameters
+    ----------
+    stepped, replayed : Retention
+        Histories of the same text.
+    slow, fast : sequence of float ``[layers, kv_heads, n]``
+        The priorities behind each, per event; NaN where there was no choice.
 
     Returns
     -------
@@ -172,16 +182,6 @@ def first_differences(model: Model, trace: Trace, policy: Policy, budget: Budget
         heads that agree, relative to that head's spread); ``margin`` (largest gap, on the same scale, between two
         slots that swapped at a first difference): rounding explains the differences if it is below the noise.
     """
-    slow, fast = _Witness(policy), _Witness(policy)
-    stepped, _ = step(model, trace, slow, budget)
-    replayed = replay(model, trace, fast, budget, compare=False, progress=False).retention
-    return compare_decisions(stepped, replayed, slow.seen, fast.seen)
-
-
-def compare_decisions(
-    stepped: Retention, replayed: Retention, slow: Sequence[np.ndarray], fast: Sequence[np.ndarray]
-) -> dict[str, float]:
-    """Compare two histories of the same text and the priorities ``[layers, kv_heads, n]`` behind them."""
     layers = stepped.evicting
     a, b = stepped.death[layers], replayed.death[layers]
     heads = a.shape[0] * a.shape[1]
