@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -103,6 +104,15 @@ def test_a_batch_holds_what_the_plan_says_and_nothing_unseen():
     sizes = [drawn(step)[0].numel() for step in range(training.POOL)]
     assert 900 < np.mean(sizes) < 1200, "little padding"
     assert {p.meta["statements"] for batch in drawn._draw(1) for p in batch} == {5, 6}, "the stage of a later pool"
+
+
+def test_a_stage_without_carries_draws_short_problems_that_need_none():
+    plan = replace(PLAN, stages=(Stage(0, (3, 20), 500, carry_free=1.0),))
+    problems = [p for batch in training.Batches(plan, training.new_model(plan).tokenizer)._draw(0) for p in batch]
+    assert {problem.meta["statements"] for problem in problems} == set(range(3, steps.MAX_CARRY_FREE + 1))
+    assert all(re.search(r"ask .+ > (\d) . check \1", p.solution) for p in problems)
+    sums = [s for p in problems for s in re.findall(r"[a-z]?(\d) \+(?: [a-z])? [a-z]?(\d) > (\d)", p.solution)]
+    assert sums and all(int(a) + int(b) == int(c) for a, b, c in sums)
 
 
 def test_the_learning_rate_warms_up_stays_and_falls():

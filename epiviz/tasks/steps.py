@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ NAMES = tuple(string.ascii_lowercase[:16])
 KINDS = ("chain", "rounds", "ledger")
 SPLITS = ("train", "unseen")
 MAX_LABEL, MAX_ROUNDS = 32, 16
-MIN_STATEMENTS, MAX_STATEMENTS = 3, 160
+MIN_STATEMENTS, MAX_STATEMENTS, MAX_CARRY_FREE = 3, 160, 7
 UNSEEN_SHARE = 0.125  # of all programs, by their hash
 CLEAR_RATIO = 1.5  # a stale value lies at least this many times as far back as the valid one
 
@@ -76,6 +76,20 @@ class Program:
         words += [*(line.text() for line in self.tail), "ask", *self.question]
         return " ".join(words)
 
+    @property
+    def carry_free(self) -> bool:
+        """Whether every result, the question's included, lies in 0 to 9 before it is taken mod 10."""
+        values = dict(self.given)
+        first, sign, second = self.question
+        body = self.body * (self.rounds + 1)
+        for line in (*self.head, *body, *self.tail, Line(0, first, sign, second, "")):
+            right = int(line.right) if line.right.isdigit() else values[line.right]
+            result = values[line.left] + right if line.sign == "+" else values[line.left] - right
+            if not 0 <= result <= 9:
+                return False
+            values[line.target] = result
+        return True
+
     def prompt(self) -> str:
         return " ".join([*(f"{name}={digit}" for name, digit in self.given), self.structure])
 
@@ -103,7 +117,9 @@ class Program:
         return " ".join(words), str(answer)
 
 
-def make_problem(seed: int, index: int, *, kind: str, statements: int, split: str = "unseen") -> Problem:
+def make_problem(
+    seed: int, index: int, *, kind: str, statements: int, split: str = "unseen", carry_free: bool = False
+) -> Problem:
     """Return one problem, a pure function of its arguments.
 
     Parameters
@@ -117,6 +133,8 @@ def make_problem(seed: int, index: int, *, kind: str, statements: int, split: st
         Lines executed, 3 to 160 (a chain: at most 32); the trace has about 11 tokens a line.
     split : str
         "train" or "unseen": no program of one, whatever its given digits, occurs in the other.
+    carry_free : bool
+        Draw until no result has to be taken mod 10. Only short programs have such digits often enough: up to 7 lines.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(KINDS)}")
@@ -125,10 +143,16 @@ def make_problem(seed: int, index: int, *, kind: str, statements: int, split: st
     largest = MAX_LABEL if kind == "chain" else MAX_STATEMENTS
     if not MIN_STATEMENTS <= statements <= largest:
         raise ValueError(f"a {kind} problem has {MIN_STATEMENTS} to {largest} statements, not {statements}")
+    if carry_free and statements > MAX_CARRY_FREE:
+        raise ValueError(f"a problem without carries has at most {MAX_CARRY_FREE} statements, not {statements}")
     rng = np.random.default_rng([seed, index, KINDS.index(kind), statements])
     while True:  # a redraw with the same generator: one in eight programs is unseen
         program = _draw_program(rng, kind, statements)
-        if program is not None and split_of(program.structure) == split:
+        if program is None or split_of(program.structure) != split:
+            continue
+        if carry_free:
+            program = _without_carries(rng, program)
+        if program is not None:
             break
     solution, answer = program.solve()
     prompt = program.prompt()
@@ -328,6 +352,16 @@ def _draw_program(rng: np.random.Generator, kind: str, statements: int) -> Progr
         rounds if body_lines else 0,
         (first, str(rng.choice(["+", "-"])), second),
     )
+
+
+def _without_carries(rng: np.random.Generator, program: Program, tries: int = 50) -> Program | None:
+    """Return the program with given digits that lead to no carry; None if so many draws find none."""
+    names = [name for name, _ in program.given]
+    for digits in rng.integers(0, 10, (tries, len(names))).tolist():
+        drawn = replace(program, given=tuple(zip(names, digits, strict=True)))
+        if drawn.carry_free:
+            return drawn
+    return None
 
 
 def _draw_sizes(rng: np.random.Generator, kind: str, statements: int) -> tuple[int, int, int, int]:

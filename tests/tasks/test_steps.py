@@ -140,7 +140,19 @@ def test_a_stale_value_never_lies_nearly_as_close_as_the_valid_one(kind):
                 assert line - times[-2] >= steps.CLEAR_RATIO * (line - times[-1])
 
 
+@pytest.mark.parametrize("kind, statements", [("chain", 3), ("rounds", 7), ("ledger", 5)])
+def test_a_problem_without_carries_is_solved_without_mod_10(kind, statements):
+    for index in range(10):
+        problem = steps.make_problem(1, index, kind=kind, statements=statements, carry_free=True)
+        sums = re.findall(r"[a-z]?(\d) ([+-])(?: [a-z])? [a-z]?(\d) > (\d)", problem.solution)
+        assert len(sums) == statements + 2  # the question and its check
+        for left, sign, right, result in sums:
+            assert int(result) == int(left) + (int(right) if sign == "+" else -int(right))
+
+
 def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="without carries has at most 7 statements, not 8"):
+        steps.make_problem(0, 0, kind="chain", statements=8, carry_free=True)
     with pytest.raises(ValueError, match="no task 'stairs'; choose one of .*steps"):
         tasks.load("stairs", n=1)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
