@@ -90,7 +90,7 @@ def new_axes(ax: Axes | None) -> Axes:
 def dress(ax: Axes, title: str, x: str, y: str, width: int = TITLE_WIDTH) -> Axes:
     """Give axes their title of lines up to ``width`` characters, labels, grid and spines."""
     title = title.replace("layer ", "layer\u00a0")  # a line must not end between the two
-    ax.set_title(textwrap.fill(title, width), loc="left", fontsize=9, fontweight="bold")
+    ax.set_title(textwrap.fill(title, width, break_on_hyphens=False), loc="left", fontsize=9, fontweight="bold")
     ax.set_xlabel(x, fontsize=9)
     ax.set_ylabel(y, fontsize=9)
     ax.tick_params(labelsize=8.5, length=3, color=LINE)

@@ -116,3 +116,65 @@ def test_recall_and_positions_are_told_and_drawn():
     assert (told["n"], told["nll_increase"]) == (4, pytest.approx(mean + 1)) and told["low"] < told["nll_increase"]
     title = plots.position_modes(modes).get_title("left").replace("\n", " ")
     assert title.startswith("Evicting every 64, frozen positions cost +1.") and "(absolute: +0." in title
+
+
+def measured(rows, traces=("a", "b")):
+    """A frame of replays from (policy, share, slots, cost) that cost 0.02 more on each further trace."""
+    return pd.DataFrame(
+        [
+            {"trace": trace, "policy": policy, "share": share, "bounded": policy != "full", "n": 40}
+            | {"mean_slots": slots, "peak_slots": 2 * slots, "attended_slots": slots, "kv_mib": slots / 10}
+            | {"state_mib": 1.0, "nll_increase": (x := cost + 0.02 * i), "low": x - 0.1, "high": x + 0.2}
+            for policy, share, slots, cost in rows
+            for i, trace in enumerate(traces)
+        ]
+    )
+
+
+CELLS = [("full", None, 100, 0.0), ("good", 0.25, 30, 0.2), ("odd", 0.25, 30, 0.3), ("thrifty", 0.25, 20, 0.4),
+         ("good", 0.5, 60, 0.1), ("odd", 0.5, 60, 0.1), ("wide", 0.5, 70, 0.15)]  # fmt: skip
+
+
+def test_the_front_by_hand():
+    table = frames.pareto(measured(CELLS))
+    front = table[table["front"]]
+    assert front["policy"].tolist() == ["thrifty", "good", "good", "odd", "full"]  # of two equal points both stay
+    assert front["memory"].tolist() == [20, 30, 60, 60, 100]
+    good = table.query("policy == 'good' and share == 0.25").iloc[0]
+    assert (good["n"], good["nll_increase"], good["bounded"]) == (2, pytest.approx(0.21), True)
+    low, high = stats.t.interval(0.95, 1, 0.21, 0.01)
+    assert (good["low"], good["high"]) == pytest.approx((low, high))
+    assert not table.query("policy == 'full'")["bounded"].item()
+    everything = frames.pareto(measured(CELLS), "mib")
+    assert everything.query("policy == 'thrifty'")["memory"].item() == pytest.approx(3.0)
+    alone = frames.pareto(measured(CELLS, "a")).query("policy == 'thrifty'").iloc[0]
+    assert (alone["low"], alone["high"]) == pytest.approx((0.3, 0.6))
+
+
+def test_points_of_other_texts_are_not_compared():
+    cells = measured(CELLS)
+    with pytest.raises(ValueError, match="wide at 50% of the text was replayed on 1 of 2 traces"):
+        frames.pareto(cells.drop(cells.index[-1]))
+    with pytest.raises(ValueError, match="memory must be one of mean_slots, .* got 'bytes'"):
+        frames.pareto(cells, "bytes")
+    with pytest.raises(ValueError, match="no rows"):
+        frames.pareto(cells[:0])
+
+
+def test_the_front_is_drawn_and_told():
+    table = frames.pareto(measured(CELLS))
+    ax = plots.pareto(table)
+    title = ax.get_title("left").replace("\n", " ")
+    assert title == (
+        "By their means nothing beats 5 of 7 points, from thrifty (20 slots held, +0.41 nats) "
+        "to full (100 slots held, +0.01 nats)"
+    )
+    steps = next(line for line in ax.lines if line.get_drawstyle() == "steps-post")
+    assert steps.get_xdata().tolist() == [20, 30, 60, 60, 100]
+    assert "2 others" in [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "mean of 2 traces" in ax.get_ylabel()
+    figure = plots.pareto_hover(table)
+    points = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
+    assert set(points) == {"full", "good", "odd", "thrifty", "wide"}
+    assert list(points["good"].x) == [30, 60] and points["full"].marker.symbol[0].endswith("-open")
+    assert "budget 25% of the text" in points["good"].hovertext[0] and "no budget" in points["full"].hovertext[0]

@@ -33,6 +33,7 @@ def table():
             "evictions": [0, 4, 5],
             "mean_slots": [90.0, 50.0, 52.0],
             "peak_slots": [120, 60, 60],
+            "attended_slots": [90.0, 50.0, 52.0],
             "kv_mib": [8.0, 4.0, 4.0],
             "state_mib": [0.0, 1.0, 4.0],
         }
@@ -216,6 +217,15 @@ def test_the_meter_compares_bytes_with_and_without_state(table):
     assert "50% of the full cache's keys and values, 62% to 100% with what policies keep" in title(ax)
     markers = [line.get_xdata()[0] for line in ax.lines if line.get_marker() in ("*", "o", "^")]
     assert sorted(markers) == [50.0, 52.0, 90.0]
+
+
+def test_the_meter_draws_what_a_selection_attends(table):
+    selection = {"policy": "seer-quest", "mean_slots": 90.0, "peak_slots": 120, "attended_slots": 31.0, "evictions": 0}
+    ax = plots.meter(pd.concat([table, pd.DataFrame([selection | {"kv_mib": 8.0, "state_mib": 0.5}])]))
+    hollow = [line.get_xdata()[0] for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [31.0]
+    told = [text.get_text() for text in ax.texts]
+    assert told[0] == "8.0 + 0.50 MiB, 31 attended" and told[1] == "4.0 + 4.00 MiB, 5 evictions"
 
 
 def test_a_policy_looks_the_same_everywhere():

@@ -6,6 +6,7 @@ Every function here takes a trace or runs and returns a pandas frame; none of th
 from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
 from epiviz.frames.histories import attended, kept, overlap
+from epiviz.frames.pareto import pareto
 from epiviz.frames.positions import position_modes
 from epiviz.frames.recall import recall
 from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
@@ -43,6 +44,7 @@ __all__ = [
     "large_values",
     "lifetimes",
     "overlap",
+    "pareto",
     "position_modes",
     "positional_trend",
     "printable",

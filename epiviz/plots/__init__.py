@@ -8,6 +8,7 @@ numbers of the frame at hand.
 from epiviz.plots.budgets import against_control, budget_curves
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
+from epiviz.plots.pareto import pareto, pareto_hover
 from epiviz.plots.positions import position_modes
 from epiviz.plots.recall import recall
 from epiviz.plots.survivors import diversity, inclusion, lifetimes, survival
@@ -28,6 +29,8 @@ __all__ = [
     "lifetimes",
     "meter",
     "overlap",
+    "pareto",
+    "pareto_hover",
     "position_modes",
     "positional_trend",
     "recall",

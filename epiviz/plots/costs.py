@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw mean and peak slots of each policy, and the bytes beside them.
 
+    A selection attends fewer slots than it holds: a hollow marker shows how many.
+
     Parameters
     ----------
     frame : pandas.DataFrame
-        From :func:`epiviz.frames.runs`.
+        From :func:`epiviz.frames.runs` or :func:`epiviz.frames.replays`.
     budget : int, optional
         Slots right after an eviction, drawn as a line.
     ax : matplotlib.axes.Axes, optional
@@ -42,7 +44,13 @@ def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None
         ax.plot(run["mean_slots"], place, marker=style.marker, ms=8, color=style.color, ls="none")
         ax.plot(run["peak_slots"], place, marker="|", ms=12, mew=2, color=style.color, ls="none")
         right = max(run["mean_slots"], run["peak_slots"])
-        used = f"{run['kv_mib']:.1f} + {run['state_mib']:.2f} MiB, {run['evictions']} evictions"
+        used = f"{run['kv_mib']:.1f} + {run['state_mib']:.2f} MiB"
+        if run["attended_slots"] < run["mean_slots"]:  # a selection; what evicts attends all that it holds
+            ax.hlines(place, run["attended_slots"], run["mean_slots"], color=style.color, lw=1, ls=(0, (1, 2)))
+            ax.plot(run["attended_slots"], place, marker=style.marker, ms=8, mfc="white", mec=style.color, ls="none")
+            used += f", {run['attended_slots']:.0f} attended"
+        else:
+            used += f", {run['evictions']} evictions"
         note(ax, used, (right, place), (9, 0), va="center", fontsize=8, color=INK)
     if budget is not None:
         ax.axvline(budget, color=GREY, lw=1, ls=":")
@@ -58,7 +66,9 @@ def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None
         all_of_it = (evicting["kv_mib"] + evicting["state_mib"]) / (full["kv_mib"] + full["state_mib"]).max()
         title = f"Evicting caches: {spread(pairs)} of the full cache's keys and values, "
         title += f"{spread(all_of_it)} with what policies keep besides"
-    return dress(ax, title, "slots per layer and KV head: mean (marker) to peak (bar); keys and values + state", "")
+    attended = "attended (hollow), " if (frame["attended_slots"] < frame["mean_slots"]).any() else ""
+    unit = f"slots per layer and KV head: {attended}mean (marker) to peak (bar); keys and values + state"
+    return dress(ax, title, unit, "")
 
 
 def cost(frame: pd.DataFrame, control: str = "random", ax: Axes | None = None) -> Axes:
