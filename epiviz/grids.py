@@ -1,31 +1,28 @@
 """Grids: many policies, budgets and seeds over traces, computed once, kept on disk, resumable.
 
 A cell is one replay. It is stored under a hash of everything it depends on (the model's weights, the trace, the policy
-and its parameters, the budget, the seed, this package's own code), so that a second call reads it back and a changed
-policy is computed anew. A lock per cell lets several processes share a folder: each takes the cells that no other has.
+and its parameters, the budget, the seed, this package's own code), so that a second call reads it back; see
+:mod:`epiviz.cells`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
+from epiviz import cells as kept
 from epiviz import frames
 from epiviz.decode import progress_bar
 from epiviz.engine import make_rows
 from epiviz.models import Model, cache_directory
-from epiviz.policies.base import Budget, BudgetError, Policy, get
+from epiviz.policies.base import Budget, BudgetError, Policy
 from epiviz.replays import Job, Replay, ReplayFileError, replay_together
 from epiviz.trace import Trace
 
@@ -146,7 +143,7 @@ def replay_grid(
     folder = Path(cache) if cache is not None else cache_directory() / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     traces = [trace] if isinstance(trace, Trace) else list(trace)
-    chosen = _distinct(policies, budgets)
+    chosen = kept.pairs(policies, budgets)
     cells = []
     for each, (policy, budget), seed in product(traces, chosen, seeds):
         each.check_model(model)
@@ -157,16 +154,6 @@ def replay_grid(
         raise ValueError("an empty grid: give at least one trace, policy, budget and seed")
     _compute(model, cells, progress)
     return ReplayGrid(tuple(cells))
-
-
-def _distinct(names: Iterable[str | Policy], budgets: Iterable[int | Budget]) -> list[tuple[Policy, Budget | None]]:
-    """Pair policies and budgets, each pair once."""
-    limits = [budget if isinstance(budget, Budget) else Budget(budget) for budget in budgets]
-    pairs: dict[tuple[str, Budget | None], tuple[Policy, Budget | None]] = {}
-    for policy in map(get, names):
-        for budget in limits if policy.evicts or policy.selects else [None]:
-            pairs.setdefault((repr(policy), budget), (policy, budget))
-    return list(pairs.values())
 
 
 def _check(model: Model, trace: Trace, job: Job) -> None:
@@ -180,60 +167,18 @@ def _check(model: Model, trace: Trace, job: Job) -> None:
         raise BudgetError(f"{job.policy.label} on {trace.name!r}: {error}") from error
 
 
-# -- what a cell depends on ------------------------------------------------------------------------------------------
-
-
 def cell_key(model: Model, trace: Trace, job: Job) -> str:
     """Return the hash under which a cell is stored."""
-    parts = [
-        code_hash(),
+    return kept.key(
+        kept.code_hash(SUBJECT),
         model.fingerprint,
         trace.fingerprint,
         repr(job.policy.for_model(model.shape)),
-        _foreign_source(job.policy),
+        kept.foreign_source(job.policy),
         repr(job.budget),
         job.seed,
         job.positions,
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-@cache
-def code_hash() -> str:
-    """Hash the source of the modules that decide what a cell says."""
-    package = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in SUBJECT:
-        path = package / name
-        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
-            digest.update(f"{source.relative_to(package).as_posix()}\n".encode() + source.read_bytes())
-    return digest.hexdigest()
-
-
-def _foreign_source(policy: Policy) -> str:
-    """What a policy defined elsewhere, in a notebook or a file, is made of: it changes without this package's code."""
-    parts = []
-    for kind in type(policy).__mro__:
-        if kind is object or kind.__module__.startswith("epiviz."):
-            continue
-        for name, member in sorted(vars(kind).items()):
-            function = member.fget if isinstance(member, property) else member
-            if isinstance(member, bool | int | float | str | tuple):
-                parts.append(f"{name}={member!r}")
-            elif inspect.isfunction(function) and (name == "__post_init__" or not name.startswith("__")):
-                parts.append(_source(policy, function))  # of a class in a notebook only its functions can be read
-    inner = [getattr(policy, field.name) for field in fields(policy) if is_dataclass(getattr(policy, field.name))]
-    return "\n".join([*parts, *(_foreign_source(each) for each in inner if isinstance(each, Policy))])
-
-
-def _source(policy: Policy, function) -> str:
-    try:
-        return inspect.getsource(function)
-    except OSError as error:
-        raise ValueError(
-            f"the source of policy {policy.label!r} cannot be read, so its replays cannot be told from those of an "
-            "earlier version; define it in a notebook cell or a file"
-        ) from error
+    )
 
 
 # -- computing ---------------------------------------------------------------------------------------------------------
@@ -247,7 +192,7 @@ def _compute(model: Model, cells: Sequence[Cell], progress: bool) -> None:
             # Waiting with one cell at a time only: two processes that hold one each and want both would wait for ever.
             for group in _groups(missing, 1 if wait else TOGETHER):
                 with ExitStack() as locks:
-                    mine = [cell for cell in group if not _readable(cell) and _take(cell, locks, wait)]
+                    mine = [cell for cell in group if not _readable(cell) and kept.take(cell.path, locks, wait)]
                     mine = [cell for cell in mine if not _readable(cell)]  # another may have finished it meanwhile
                     if mine:
                         bar.set_postfix_str(mine[0].name, refresh=False)
@@ -262,17 +207,6 @@ def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
     for of_trace in by_trace.values():
         for start in range(0, len(of_trace), size):
             yield of_trace[start : start + size]
-
-
-def _take(cell: Cell, locks: ExitStack, wait: bool) -> bool:
-    """Lock a cell until ``locks`` closes; False if another process has it and we do not wait."""
-    lock = FileLock(f"{cell.path}.lock")
-    try:
-        lock.acquire(blocking=wait)
-    except Timeout:
-        return False
-    locks.callback(lock.release)
-    return True
 
 
 def _finish(model: Model, cells: Sequence[Cell]) -> None:
