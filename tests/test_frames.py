@@ -65,6 +65,23 @@ def test_displacements_hold_the_two_layers_of_the_score(synthetic_trace):
     np.testing.assert_allclose(difference, signals.epiphany(synthetic_trace), atol=1e-6)
 
 
+def test_the_score_of_a_class_is_the_difference_of_its_layers(synthetic_trace):
+    trace = written(synthetic_trace, ["7", " sofa", "\n"])
+    layers, score = frames.band_anatomy(trace, draws=20), frames.score_anatomy(trace, draws=20)
+    low, high = signals.reference_layers(5)
+    classes, z = frames.token_classes(trace)[20:], signals.trace_zscore(trace, low)[20:]
+    for name in ("number", "other", "newline"):
+        means = score[score["class"] == name].set_index("part")["mean"]
+        assert means["score"] == pytest.approx(means[f"layer {low}"] - means[f"layer {high}"], abs=1e-6)
+        row = layers[(layers["class"] == name) & (layers["layer"] == low)].iloc[0]
+        assert row["zscore"] == pytest.approx(means[f"layer {low}"]) == pytest.approx(z[classes == name].mean())
+        assert row["tokens"] == (classes == name).sum() and row["low"] <= row["zscore"] <= row["high"]
+    scores = score[score["part"] == "score"]["mean"]
+    assert scores.is_monotonic_decreasing and set(layers["layer"]) == set(range(5))
+    with pytest.raises(ValueError, match="no token after its prompt of 120"):
+        frames.band_anatomy(replace(trace, prompt_length=120))
+
+
 def test_top_tokens_are_sorted_and_leave_out_the_prompt(synthetic_trace):
     score = np.arange(120.0)
     score[5], score[60] = 1000, np.nan

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from epiviz import frames, palette, plots
+from epiviz import frames, palette, plots, signals
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +74,8 @@ def every_figure(trace, trend, table, kept):
         "score": lambda ax=None: plots.score(frames.scores(trace), ax=ax),
         "positional_trend": lambda ax=None: plots.positional_trend(steps, trend, ax=ax),
         "trend_by_layer": lambda ax=None: plots.trend_by_layer(trend, (2, 3), ax=ax),
+        "band_anatomy": lambda ax=None: plots.band_anatomy(frames.band_anatomy(trace, draws=20), ax=ax),
+        "score_anatomy": lambda ax=None: plots.score_anatomy(frames.score_anatomy(trace, draws=20), ax=ax),
         "value_ranges": lambda ax=None: plots.value_ranges(frames.value_ranges(trace), ax=ax),
         "head_map": lambda ax=None: plots.head_map(heads, "median", "median value range", ax=ax),
         "value_tail": lambda ax=None: plots.value_tail(frames.value_tail(trace), ax=ax),
@@ -154,6 +156,25 @@ def test_trend_by_layer_counts_clear_layers():
     assert title(ax).endswith("3 of 3 raw, 2 of 3 z-scored")
     assert "90 tokens" in ax.get_ylabel()
     assert len(ax.collections) == 2
+
+
+def test_the_anatomy_is_sorted_by_the_score_and_marks_what_is_clear():
+    rows = [("number", 2.0, 0.5), ("other", 0.0, 0.0), ("newline", -1.0, 1.0)]
+    low, high = signals.reference_layers(5)
+    cells = [
+        {"layer": layer, "class": name, "tokens": 9, "zscore": (z := {low: first, high: second}.get(layer, 0.0))}
+        | {"low": z - 0.1, "high": z + 0.1}
+        for name, first, second in reversed(rows)
+        for layer in range(5)
+    ]
+    ax = plots.band_anatomy(pd.DataFrame(cells))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["number (9)", "other (9)", "newline (9)"]
+    image = np.asarray(ax.images[0].get_array())
+    assert image[:, low].tolist() == [2, 0, -1] and image[:, high].tolist() == [0.5, 0, 1]
+    dots = {tuple(map(int, at)) for at in ax.collections[0].get_offsets()}
+    assert dots == {(low, 0), (high, 0), (low, 2), (high, 2)}
+    told = f"Layer {low} moves most at number tokens (+2.00), layer {high} moves most at newline tokens (+1.00)"
+    assert title(ax) == told
 
 
 def test_value_ranges_draw_the_sinks_apart(synthetic_trace):

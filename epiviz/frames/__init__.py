@@ -3,6 +3,7 @@
 Every function here takes a trace or runs and returns a pandas frame; none of them needs a model.
 """
 
+from epiviz.frames.bands import band_anatomy, score_anatomy
 from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
 from epiviz.frames.histories import attended, kept, overlap
@@ -33,6 +34,7 @@ __all__ = [
     "SINKS",
     "TAIL_FACTOR",
     "attended",
+    "band_anatomy",
     "budget_curves",
     "carriers",
     "displacements",
@@ -51,6 +53,7 @@ __all__ = [
     "recall",
     "replays",
     "runs",
+    "score_anatomy",
     "scores",
     "sink_ranks",
     "survival",

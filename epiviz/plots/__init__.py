@@ -5,6 +5,7 @@ saves. Frames come from :mod:`epiviz.frames`, looks from :mod:`epiviz.palette`. 
 numbers of the frame at hand.
 """
 
+from epiviz.plots.bands import band_anatomy, score_anatomy
 from epiviz.plots.budgets import against_control, budget_curves
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
@@ -18,6 +19,7 @@ from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, va
 
 __all__ = [
     "against_control",
+    "band_anatomy",
     "budget_curves",
     "carriers",
     "cost",
@@ -35,6 +37,7 @@ __all__ = [
     "positional_trend",
     "recall",
     "score",
+    "score_anatomy",
     "sink_ranks",
     "survival",
     "training_accuracy",
