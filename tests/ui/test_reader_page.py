@@ -10,27 +10,6 @@ from synthetic import HOSTILE, make_replay, make_run, make_trace, spans_of
 from epiviz.widgets import TraceReader
 from epiviz.widgets.data import STATIC, THRESHOLDS
 
-MEASURE = """
-async ([selector, values]) => {
-  const slider = document.querySelector(selector);
-  const painted = () => new Promise((done) => requestAnimationFrame(() => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = done;
-    channel.port2.postMessage(0);  // the first task after the frame was painted
-  }));
-  const times = [];
-  for (const value of values) {
-    await painted();
-    const start = performance.now();
-    slider.value = value;
-    slider.dispatchEvent(new Event("input", { bubbles: true }));
-    await painted();
-    times.push(performance.now() - start);
-  }
-  return times;
-}
-"""
-
 
 def drag(page, label, start, stop, steps=6):
     """Drag a slider between two shares of its width; yield in the middle, before the release."""
@@ -355,7 +334,7 @@ def test_the_text_is_the_source(trace, show, kind):
 def test_bidi_marks_have_no_effect_and_are_written_out(show):
     page = show(TraceReader(make_trace(spans=spans_of(HOSTILE), prompt=2)))
     marks = page.evaluate("Array.from(document.querySelectorAll('[data-mark]'), (mark) => mark.dataset.mark)")
-    assert marks == ["U+202E", "U+202C", "U+0000", "U+D83D", "U+DC00", "U+000D"]
+    assert marks == ["U+202E", "U+202C", "U+0000", "U+D83D", "U+DC00", "U+000D", "U+2067", "U+2069", "U+200F"]
 
 
 def test_long_texts_stay_in_one_piece(show):
@@ -424,27 +403,7 @@ def test_heads_that_were_not_shipped_are_asked_for(trace, replays, harness, monk
     assert page.evaluate("window.model.sent.length") == 2  # the second time it is at hand
 
 
-# ---- speed, looks
-
-
-@pytest.mark.parametrize("what", ["static ranking", "replay"])
-def test_slider_moves_at_32k_tokens(show, what, capsys):
-    trace = make_trace(tokens=32_768, layers=2 if what == "replay" else 8)
-    if what == "replay":
-        reader = TraceReader(trace, make_replay(trace, budget=4096, buffer=1024, layers=2))
-        selector, values = "[aria-label=step]", [str(value) for value in np.random.default_rng(0).permutation(26)[:20]]
-    else:
-        reader = TraceReader(trace)
-        selector, values = "[aria-label=budget]", [str(1000 - 12 * (7 * i % 20)) for i in range(20)]
-    page = show(reader)
-    build = page.evaluate("performance.now()")
-    times = np.array(page.evaluate(MEASURE, [selector, values]))
-    with capsys.disabled():
-        print(
-            f"\n32,768 tokens, {what}: page shown after {build:.0f} ms; input to frame: "
-            f"median {np.median(times):.1f} ms, p95 {np.percentile(times, 95):.1f} ms, max {times.max():.1f} ms"
-        )
-    assert count(page) > 0
+# ---- looks
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -56,25 +56,66 @@ def test_struck_tokens_equal_python(trace, replays, show):
             assert f"{bench.counts(column)['kept']} kept, {bench.counts(column)['struck']} struck" in tally
 
 
+def states(retention, shape, layer=-1, head=0, x=0.0, y=0.0, size=1.0):
+    """What each pixel of a timeline stands for, if it shows the given stretch of the text."""
+    (height, width), n = shape, retention.tokens
+    tokens = np.floor((x + size * np.arange(width) / width) * n).astype(int)
+    rows = []
+    for row in range(height):
+        step = int((y + size * (row + 0.5) / height) * n)  # the last step that has come by the middle of the row
+        alive = retention.alive(step)
+        held = alive[layer, head] if layer >= 0 else (~alive).mean(axis=(0, 1)) < 0.5
+        rows.append(np.where(np.arange(n) >= step, "later", np.where(held, "held", "evicted"))[tokens])
+    return np.array(rows)
+
+
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_the_timeline_is_the_retention(show, layer):
     trace = make_trace(tokens=120)
     replay = make_replay(trace, budget=40, buffer=16)
     page = show(Timeline(trace, replay, layer=layer, head=1), viewport=SMALL)
     drawn = pixels(page)
-    height, width = drawn.shape
-    assert width > 120
-    tokens = np.arange(width) * 120 // width
-    colours = {}
-    for y in range(height):
-        step = int((y + 0.5) * 120 / height)  # the last step that has come by the middle of the row
-        alive = replay.retention.alive(step)
-        held = alive[layer, 1] if layer >= 0 else (~alive).mean(axis=(0, 1)) < 0.5
-        state = np.where(np.arange(120) >= step, "later", np.where(held, "held", "evicted"))[tokens]
-        for name in np.unique(state):
-            colours.setdefault(str(name), set()).update(drawn[y][state == name].tolist())
-    assert all(len(found) == 1 for found in colours.values()), {name: len(found) for name, found in colours.items()}
-    assert len(set.union(*colours.values())) == 3
+    assert drawn.shape[1] > 120
+    state = states(replay.retention, drawn.shape, layer, 1)
+    colours = [np.unique(drawn[state == name]) for name in ("later", "held", "evicted")]
+    assert all(len(found) == 1 for found in colours) and len(np.unique(colours)) == 3
+
+
+def test_zooming_shows_a_part_of_the_timeline_and_of_the_layers(show):
+    trace = make_trace(tokens=120)
+    replay = make_replay(trace, budget=40, buffer=16)
+    page = show(Workbench(trace, replay, selected=30, step=60), viewport=SMALL)
+    numbers = lambda gutter: [  # noqa: E731
+        int(mark.split()[-1]) for mark in page.locator(f".timeline .gutter.{gutter} span").all_text_contents()
+    ]
+    whole, layers = pixels(page, ".timeline canvas"), pixels(page, ".layers canvas")
+    colours = {name: whole[states(replay.retention, whole.shape) == name][0] for name in ("later", "held", "evicted")}
+    plot = page.locator(".timeline .plot")
+    plot.focus()
+    for key in "++":
+        page.keyboard.press(key)
+    size = 1.6**-2
+    x, y = (30.5 / 120) * (1 - size), 0.5 * (1 - size)  # the selected token and the step stay where they were
+    drawn = pixels(page, ".timeline canvas")
+    expected = states(replay.retention, drawn.shape, x=x, y=y, size=size)
+    for name, colour in colours.items():
+        assert ((drawn == colour) == (expected == name)).mean() > 0.999
+    assert min(numbers("below")) >= 120 * x and max(numbers("below")) <= 120 * (x + size)
+    assert min(numbers("left")) >= 120 * y and max(numbers("left")) <= 120 * (y + size)
+    assert not np.array_equal(pixels(page, ".layers canvas"), layers)
+    page.keyboard.press("End")  # what is selected stays in sight
+    assert trait(page, "selected") == 119 and max(numbers("below")) >= 110
+    page.keyboard.press("0")
+    assert np.array_equal(pixels(page, ".timeline canvas"), whole) and np.array_equal(
+        pixels(page, ".layers canvas"), layers
+    )
+    plot.hover()
+    page.mouse.wheel(0, -300)  # scrolls the page
+    assert np.array_equal(pixels(page, ".timeline canvas"), whole)
+    plot.dispatch_event("wheel", {"deltaY": -300, "ctrlKey": True, "bubbles": True, "cancelable": True})
+    assert not np.array_equal(pixels(page, ".timeline canvas"), whole)
+    page.get_by_role("button", name="the whole text").click()
+    assert np.array_equal(pixels(page, ".timeline canvas"), whole)
 
 
 def test_many_tokens_in_a_pixel_show_the_share_that_is_held(show):
@@ -248,7 +289,11 @@ def test_a_selection_is_attended_and_never_evicted(trace, show):
 def test_hostile_text_is_literal(show):
     trace = make_trace(spans=spans_of(HOSTILE), prompt=2)
     replay = make_replay(trace, "<img src=x onerror=alert(1)>", budget=12, buffer=1)
-    page = show(Workbench(trace, replay, title="</script><b>"))
+    other = make_replay(trace, "]]>\u202e", budget=12, buffer=1, seed=1)
+    page = show(Workbench(trace, [replay, other], beside=[other.policy], title="</script><b>"))
+    for column in page.locator(".text").all():
+        units = column.evaluate("({ textContent: t }) => Array.from({ length: t.length }, (_, i) => t.charCodeAt(i))")
+        assert np.array(units, dtype="<u2").tobytes() == trace.spans.text.encode("utf-16-le", "surrogatepass")
     for token in range(len(HOSTILE)):
         put(page, selected=token)
         shown = page.locator(".timeline .readout").text_content()

@@ -12,8 +12,11 @@ class LayerMap extends Panel {
       },
       ...options(names.map((name) => [name, name])),
     );
+    this.zoom = new Zoom(state);
     if (names.length > 1) this.controls.append(this.choice);
-    this.strip = new Strip(state, "layers: left and right select a token, up and down a layer");
+    // Beside a timeline its buttons zoom both.
+    if (![...state.views].some((view) => view instanceof Timeline)) this.controls.append(this.zoom.element);
+    this.strip = new Strip(state, "layers: left and right select a token, up and down a layer, plus and minus zoom");
     this.row = h("i", { className: "layer" });
     this.strip.plot.append(this.row);
     this.plots.append(this.strip.element);
@@ -67,16 +70,24 @@ class LayerMap extends Panel {
       const marks = state.meta.bands.length ? [h("span", {}, "] bands and ◂ layers of EpiKV")] : [];
       this.legend.replaceChildren(scale(score, state.meta.clip), ...marks);
     }
+    this.zoom.draw();
+    strip.tick();
     const [width] = strip.fit(depth);
     if (!width) return;
     strip.paint(score.name, (pixels) => {
       const colours = this.palette.ramp(this.palette.score(score.kind), 255);
-      rasterLayers(pixels, width, depth, state.tokens, score, colours, this.palette.pixel("page"));
+      rasterLayers(pixels, width, depth, state.tokens, strip.stretch, score, colours, this.palette.pixel("page"));
     });
     this.row.hidden = state.now.layer < 0;
     this.row.style.top = `${(100 * state.now.layer) / depth}%`;
     this.row.style.height = `${100 / depth}%`;
     this.look();
+  }
+
+  /** @param {number} _column @param {number} token */
+  reveal(_column, token) {
+    this.zoom.stretch.include((token + 0.5) / this.state.tokens);
+    this.state.schedule();
   }
 
   look() {
@@ -99,7 +110,7 @@ class LayerMap extends Panel {
     plot.addEventListener("click", (/** @type {PointerEvent} */ event) => {
       state.select(state.main.column, strip.at(event).token);
     });
-    this.keys(plot, (way) => state.commit({ layer: clamp(-1, state.now.layer + way, this.depth - 1) }));
+    this.keys(plot, (way) => state.commit({ layer: clamp(-1, state.now.layer + way, this.depth - 1) }), this.zoom.keys);
   }
 
   /** @param {number} token */
@@ -119,11 +130,12 @@ class LayerMap extends Panel {
 
 /**
  * @param {Uint32Array} pixels one row of pixels per layer @param {number} width @param {number} layers
- * @param {number} tokens @param {LayerScore} score @param {Uint32Array} colours @param {number} none no score
+ * @param {number} tokens @param {Stretch} stretch @param {LayerScore} score @param {Uint32Array} colours
+ * @param {number} none no score
  */
-function rasterLayers(pixels, width, layers, tokens, { values, kind }, colours, none) {
+function rasterLayers(pixels, width, layers, tokens, stretch, { values, kind }, colours, none) {
   const neutral = kind === "signed" ? 127 : 0;
-  const columns = pixelColumns(width, tokens);
+  const columns = pixelColumns(width, tokens, stretch);
   for (let layer = 0; layer < layers; layer++) {
     const row = values.subarray(layer * tokens, (layer + 1) * tokens);
     columns.forEach(([from, to], x) => {

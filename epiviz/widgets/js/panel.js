@@ -36,8 +36,11 @@ class Panel {
     this.readout.textContent = token < 0 ? "" : this.tell(token);
   }
 
-  /** Arrow keys walk over the tokens, `up` and `down` do what `vertical` says. @param {(way: 1 | -1) => void} vertical */
-  keys(/** @type {HTMLElement} */ element, vertical) {
+  /**
+   * Arrow keys walk over the tokens, `up` and `down` do what `vertical` says.
+   * @param {HTMLElement} element @param {(way: 1 | -1) => void} vertical @param {Record<string, () => void>} more keys
+   */
+  keys(element, vertical, more) {
     element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const { state } = this;
@@ -53,6 +56,7 @@ class Panel {
         ArrowUp: () => vertical(-1),
         ArrowDown: () => vertical(1),
         Escape: () => state.select(column, -1),
+        ...more,
       };
       if (!acts[event.key]) return;
       event.preventDefault();

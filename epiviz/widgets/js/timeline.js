@@ -5,11 +5,15 @@ class Timeline extends Panel {
     super(state, "timeline", "Timeline");
     /** @type {Strip[]} */ this.strips = [];
     this.legendKey = "";
+    this.zoom = new Zoom(state);
+    this.controls.append(this.zoom.element);
+    this.step = state.now.step;
   }
 
   draw() {
     const { state } = this;
     const panes = state.panes.filter((pane) => pane.story >= 0);
+    if (this.step !== state.now.step) this.zoom.stretch.include(undefined, (this.step = state.now.step) / state.tokens);
     while (this.strips.length < panes.length) this.strips.push(this.strip());
     this.plots.dataset.strips = String(Math.max(1, panes.length));
     const none = state.shown === "static" ? "a static ranking has no history" : "nothing is computed yet";
@@ -24,13 +28,20 @@ class Timeline extends Panel {
     }
     panes.forEach((pane, i) => this.drawStrip(this.strips[i], pane, panes.length > 1));
     this.legend.hidden = !panes.length;
+    this.zoom.draw();
     this.drawLegend(panes);
     this.look();
   }
 
+  /** @param {number} _column @param {number} token */
+  reveal(_column, token) {
+    this.zoom.stretch.include((token + 0.5) / this.state.tokens);
+    this.state.schedule();
+  }
+
   look() {
     super.look();
-    this.strips.forEach((strip) => strip.look(true));
+    this.strips.forEach((strip) => strip.look());
   }
 
   /** @param {Pane[]} panes */
@@ -62,38 +73,42 @@ class Timeline extends Panel {
     const story = state.stories[pane.story];
     strip.pane = pane;
     strip.note.textContent = named ? `${pane.method}, budget ${count(story.budget)}` : "";
+    strip.tick();
     const [width, height] = strip.fit();
     if (!width || !slice) return;
     const { layer, head, threshold } = state.now;
     strip.paint(`${pane.story} ${layer} ${head} ${threshold}`, (pixels) => {
       const colours = this.palette.ramp([this.palette.pixel("lost"), this.palette.pixel("alive")], 65);
       const later = this.palette.pixel("page");
-      rasterLives(pixels, width, height, state.tokens, story.events, slice.death, colours, later);
+      rasterLives(pixels, width, height, state.tokens, strip.stretch, story.events, slice.death, colours, later);
     });
   }
 
   strip() {
     const { state } = this;
-    const strip = new Strip(state, "timeline: left and right select a token, up and down move the step");
-    ticks(strip.left, state.tokens, "top", "step ");
-    const snap = (/** @type {number} */ down) => nearest(state.stops(), Math.round(down * state.tokens));
+    const strip = new Strip(
+      state,
+      "timeline: left and right select a token, up and down move the step, plus and minus zoom",
+      true,
+    );
+    const snap = (/** @type {number} */ step) => nearest(state.stops(), step);
     const { plot } = strip;
     plot.addEventListener("pointerdown", (/** @type {PointerEvent} */ event) => {
       plot.setPointerCapture(event.pointerId);
-      state.preview({ step: snap(strip.at(event).down) });
+      state.preview({ step: snap(strip.at(event).step) });
     });
     plot.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
-      const { token, down } = strip.at(event);
-      if (event.buttons) state.preview({ step: snap(down) });
+      const { token, step } = strip.at(event);
+      if (event.buttons) state.preview({ step: snap(step) });
       state.point({ column: strip.pane?.column ?? 0, token });
     });
     plot.addEventListener("pointerup", (/** @type {PointerEvent} */ event) => {
-      const { token, down } = strip.at(event);
-      state.preview({ step: snap(down) });
+      const { token, step } = strip.at(event);
+      state.preview({ step: snap(step) });
       state.select(strip.pane?.column ?? 0, token);
     });
     plot.addEventListener("pointerleave", () => state.point(null));
-    this.keys(plot, (way) => state.moveStep(way));
+    this.keys(plot, (way) => state.moveStep(way), this.zoom.keys);
     return strip;
   }
 
@@ -115,27 +130,36 @@ class Timeline extends Panel {
  * Token × step: each pixel is the share of its tokens still held, from births and deaths alone. In every column of
  * pixels a difference array counts births up and deaths down; its running sum is the number held at each row.
  * @param {Uint32Array} pixels @param {number} width @param {number} height @param {number} tokens
- * @param {Uint32Array} events @param {Numbers} death @param {Uint32Array} colours from none held to all held
- * @param {number} later the colour of what does not exist yet
+ * @param {Stretch} stretch @param {Uint32Array} events @param {Numbers} death
+ * @param {Uint32Array} colours from none held to all held @param {number} later the colour of what does not exist yet
  */
-function rasterLives(pixels, width, height, tokens, events, death, colours, later) {
+function rasterLives(pixels, width, height, tokens, stretch, events, death, colours, later) {
   // Row y stands for the step in its middle; a token is held from step "index + 1" on, until an event fires at a step.
-  const rowOf = (/** @type {number} */ step) => clamp(0, Math.ceil((step * height) / tokens - 0.5), height);
-  const eventRows = Array.from(events, rowOf);
+  const [top, scale] = [stretch.y * tokens, height / (stretch.size * tokens)];
+  const rowOf = (/** @type {number} */ step) => clamp(0, Math.ceil((step - top) * scale - 0.5), height);
+  const eventRows = Int32Array.from(events, rowOf);
   const change = new Int32Array(height + 1);
-  pixelColumns(width, tokens).forEach(([from, to], x) => {
+  const shades = colours.length - 1;
+  pixels.fill(later);
+  pixelColumns(width, tokens, stretch).forEach(([from, to], x) => {
+    const first = rowOf(from + 1);
+    if (first === height) return;
     change.fill(0);
     for (let i = from; i < to; i++) {
       const birth = rowOf(i + 1);
+      const end = i < death.length && death[i] < eventRows.length ? eventRows[death[i]] : height;
       change[birth] += 1;
-      const end = i < death.length && death[i] < events.length ? eventRows[death[i]] : height;
       change[Math.max(birth, end)] -= 1;
     }
-    const first = rowOf(from + 1);
+    const each = shades / (to - from);
     let held = 0;
-    for (let y = 0; y < height; y++) {
-      held += change[y];
-      pixels[y * width + x] = y < first ? later : colours[Math.round(((colours.length - 1) * held) / (to - from))];
+    let colour = colours[0];
+    for (let y = first, pixel = first * width + x; y < height; y++, pixel += width) {
+      if (change[y]) {
+        held += change[y];
+        colour = colours[Math.round(each * held)];
+      }
+      pixels[pixel] = colour;
     }
   });
 }
