@@ -65,6 +65,26 @@ def bench_replay(
     typer.echo(f"written to {out}")
 
 
+@bench.command("views")
+def bench_views(
+    tokens: Annotated[int, typer.Option(help="Length of the trace on screen.")] = 32_768,
+    runs: Annotated[int, typer.Option(help="The quickest counts.")] = 3,
+    out: Annotated[Path, typer.Option(help="The JSON file.")] = Path("data/results/bench_views.json"),
+) -> None:
+    """The views in a headless browser: from a slider's move to the frame, build, redraw, and the size of a page."""
+    from epiviz import bench
+
+    try:
+        found = bench.bench_views(tokens, runs, typer.echo)
+    except (bench.BrowserMissingError, FileNotFoundError) as error:
+        typer.echo(f"epiviz bench views: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"\n{bench.table(found)}\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    typer.echo(f"written to {out}")
+
+
 calibrate = typer.Typer(no_args_is_help=True, help="Find what a method needs to know about a model beforehand.")
 app.add_typer(calibrate, name="calibrate")
 

@@ -1,10 +1,7 @@
-"""Benchmarks: ratios measured in one run on one machine, with what they were measured on."""
+"""Replay against stepping through the same trace, and where rounding decides."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +10,8 @@ import numpy as np
 import torch
 
 from epiviz import policies
+from epiviz.bench.machine import environment
 from epiviz.engine import Session, make_rows
-from epiviz.manifest import versions
 from epiviz.models import Model
 from epiviz.policies.base import Budget, Policy, Ranking
 from epiviz.policies.compose import Wrapper
@@ -23,21 +20,6 @@ from epiviz.replays import noise_floor, replay
 from epiviz.retention import Retention
 from epiviz.signals import at_least_float32
 from epiviz.trace import Trace, record
-
-
-def environment(model: Model) -> dict[str, object]:
-    """Return what a measurement depends on: machine, threads, model and versions."""
-    device = torch.cuda.get_device_name() if model.device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "date": datetime.date.today().isoformat(),
-        "device": device,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "model": model.name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": model.attention,
-        "versions": versions(),
-    }
 
 
 def long_trace(model: Model, tokens: int) -> Trace:
