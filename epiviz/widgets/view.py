@@ -97,7 +97,7 @@ class View(anywidget.AnyWidget):
             from epiviz.widgets.compute import Background
 
             self._background = Background(compute, self._progress, self._found, self._ended)
-        meta, block = pack(self.data, self._computes)
+        meta, block = self._pack(self.data, self._computes)
         unread = self.data.kind == "replay" and not self.data.stories
         method = controls.get("method", STATIC if unread else self.data.methods[0])
         initial = {
@@ -126,6 +126,10 @@ class View(anywidget.AnyWidget):
         known = on_demand(methods)
         self._computes = tuple(known)
         return replayer(model, trace, known, replays)
+
+    def _pack(self, data: ReaderData, computes=()) -> tuple[dict, bytes]:
+        """Return what a page gets to know of ``data``."""
+        return pack(data, computes)
 
     def _first_budget(self, method: str) -> int:
         computed = self.data.budgets(method) or self.data.budgets(self.data.methods[0])
@@ -160,7 +164,7 @@ class View(anywidget.AnyWidget):
 
     @t.validate("step")
     def _valid_step(self, proposal) -> int:
-        return _between(0, proposal.value, self.data.tokens)
+        return _between(0, proposal.value, self.tokens)
 
     @t.validate("layer")
     def _valid_layer(self, proposal) -> int:
@@ -176,7 +180,7 @@ class View(anywidget.AnyWidget):
 
     @t.validate("selected")
     def _valid_selected(self, proposal) -> int:
-        return _between(-1, proposal.value, self.data.tokens - 1)
+        return _between(-1, proposal.value, self.tokens - 1)
 
     @t.validate("column")
     def _valid_column(self, proposal) -> int:
@@ -188,6 +192,11 @@ class View(anywidget.AnyWidget):
         self.budget = self.budget  # the validator brings it to one that the method can show
 
     # ---- what is on screen, in numbers
+
+    @property
+    def tokens(self) -> int:
+        """The length of the longest text."""
+        return self.data.tokens
 
     @property
     def scope(self) -> Scope:
@@ -272,7 +281,7 @@ class View(anywidget.AnyWidget):
                 return
             story = Story(method, budget, replay.retention)
             self.data = replace(self.data, stories=(*self.data.stories, story))
-            meta, block = pack(self.data, self._computes)
+            meta, block = self._pack(self.data, self._computes)
             with self.hold_sync():
                 self._meta, self._data = meta, block
 
@@ -314,7 +323,7 @@ class View(anywidget.AnyWidget):
         if missing := self._missing():
             raise ValueError(f"{missing[0]} at {self.budget} slots is still being computed; wait() returns when it is")
         data = replace(self.data, on_demand=())
-        meta, block = pack(data)
+        meta, block = self._pack(data)
         state = {name: getattr(self, name) for name in CONTROLS} | {"_meta": meta, "_view": self.kind}
         if not data.ships_heads():
             state["layer"] = -1  # single heads are too big for a file
@@ -325,6 +334,37 @@ class View(anywidget.AnyWidget):
         if size > LARGE:
             print(f"{path} has {size / 1e6:.1f} MB")
         return path
+
+    def to_png(self, path: str | Path, *, rows: int | None = None, around: int | None = None, dpi: int = 150) -> Path:
+        """Draw the view, in its current state, into a picture; no browser is needed. Return its path.
+
+        Parameters
+        ----------
+        path : str or path
+        rows : int, optional
+            Lines of text; 28 by default.
+        around : int, optional
+            A token of the part that is drawn; by default the selected one, else the newest at the step. A strip over
+            the text shows all of it, and which part this is.
+        dpi : int
+            Pixels per inch.
+
+        Notes
+        -----
+        Colours are those of the light theme. Characters that neither matplotlib's fonts nor a few common ones of the
+        system have (Chinese and Japanese ones, most emoji) are drawn as empty squares, and scripts that run from right
+        to left are drawn letter by letter: :meth:`to_html` shows both properly.
+
+        Raises
+        ------
+        NotComputedError
+            What is shown is still being computed.
+        ValueError
+            ``rows`` or ``around`` is out of range.
+        """
+        from epiviz.widgets import png  # here, because a reader that is not drawn need not wait for matplotlib
+
+        return png.write(self, path, rows, around, dpi)
 
     def _repr_mimebundle_(self, **kwargs) -> tuple[dict, dict]:
         data, metadata = super()._repr_mimebundle_(**kwargs)
