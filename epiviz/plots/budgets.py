@@ -27,14 +27,15 @@ def budget_curves(
     table : pandas.DataFrame
         From :func:`epiviz.frames.budget_curves`.
     highlight : sequence of str
-        Policies in colour; by default the six that cost least at the tightest budget.
+        Policies in colour, beside the one that costs least at the tightest budget; by default the six that do.
     control : str
     ax : matplotlib.axes.Axes, optional
     """
     ax = new_axes(ax)
     tightest = table[table["share"] == table["share"].min()]
-    chosen = [name for name in highlight or tightest["policy"] if name != control]
-    chosen = chosen if highlight else chosen[:6]
+    ranked = [name for name in tightest["policy"] if name != control]
+    chosen = [name for name in dict.fromkeys([*highlight, *ranked[:1]]) if name != control] if highlight else ranked[:6]
+    others = len(set(table["policy"]) - {control, *chosen})
     styles = distinct_styles(chosen)
     for policy, curve in table.groupby("policy", sort=False):
         curve = curve.sort_values("share")
@@ -50,6 +51,8 @@ def budget_curves(
                     zorder=5, label=policy)  # fmt: skip
         else:
             ax.plot(curve["share"], curve["nll_increase"], color=LINE, lw=0.6, alpha=0.6, zorder=2)
+    if others:
+        ax.plot([], [], color=LINE, lw=0.8, label=f"{others} others")
     ax.axhline(0, color=LINE, lw=1)
     ax.set_xticks(sorted(table["share"].unique()))
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")

@@ -106,4 +106,5 @@ def overlap(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     dress(ax, title, "", "", width=58)
     ax.grid(False)
     ax.tick_params(axis="x", rotation=60)
+    ax.tick_params(axis="y", rotation=0)
     return ax
