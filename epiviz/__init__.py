@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from epiviz.retention import Reason, Retention
     from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
     from epiviz.widgets import HeadMap, LayerMap, Timeline, TraceReader, Workbench
+    from epiviz.widgets.live import live
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _HOME = {
     "attention_recall": "recall",
     "collect": "results",
     "generate": "decode",
+    "live": "widgets.live",
     "load": "models",
     "record": "trace",
     "noise_floor": "replays",
@@ -79,6 +81,7 @@ __all__ = [
     "attention_recall",
     "collect",
     "generate",
+    "live",
     "load",
     "noise_floor",
     "policies",

@@ -178,31 +178,78 @@ def generate(
     BudgetError, UnknownPolicyError, TypeError, ValueError
         Bad input; nothing has been computed then.
     """
+    batch = is_batch(prompt)
+    session, sampler = prepare(
+        model,
+        prompt if batch else [prompt],
+        policy,
+        budget,
+        max_new_tokens,
+        seed,
+        positions=positions,
+        sampling=sampling,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        raw=raw,
+    )
+    rows = session.rows
+    with session, progress_bar(max_new_tokens, session.policy.label, progress) as bar:
+        decode(session, sampler, stop_on_loop=stop_on_loop, stop=stop, bar=bar)
+    runs = [to_run(session, row) for row in rows]
+    return runs if batch else runs[0]
+
+
+def prepare(
+    model: Model,
+    prompts: Sequence,
+    policy: str | Policy,
+    budget: Budget | None,
+    max_new_tokens: int,
+    seed: int,
+    *,
+    positions: str = "absolute",
+    sampling: str | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    raw: bool = False,
+) -> tuple[Session, Sampler]:
+    """Return what :func:`decode` takes; everything is checked, and nothing has been computed yet."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     policy = policies.get(policy)
     sampler = Sampler.of(model, sampling, temperature, top_p, top_k)
-    batch = is_batch(prompt)
-    prompts = [model.encode(one, raw=raw) for one in (prompt if batch else [prompt])]
-    rows = make_rows(prompts, policy, budget, max_new_tokens)
-    session = Session(model, policy, rows, max_new_tokens, seed, positions)
-    with session, progress_bar(max_new_tokens, policy.label, progress) as bar:
-        decode(session, sampler, stop_on_loop=stop_on_loop, stop=stop, bar=bar)
-    runs = [_to_run(session, row) for row in rows]
-    return runs if batch else runs[0]
+    rows = make_rows([model.encode(prompt, raw=raw) for prompt in prompts], policy, budget, max_new_tokens)
+    return Session(model, policy, rows, max_new_tokens, seed, positions), sampler
 
 
-def decode(session: Session, sampler: Sampler, *, stop_on_loop=False, stop=None, bar=None, feed_last=False) -> None:
+def decode(
+    session: Session,
+    sampler: Sampler,
+    *,
+    stop_on_loop=False,
+    stop=None,
+    bar=None,
+    on_token=None,
+    after_step=None,
+    feed_last=False,
+) -> None:
     """Run the loop until every row has ended; rows that Ctrl-C or ``stop`` cuts short get the status "stopped".
 
-    With ``feed_last`` the last sampled token is fed too, so that a recording has its signals.
+    ``on_token`` is called with the rows once each has a new token: the device has been waited for, so all that
+    their tokens and events tell lies on the host. ``after_step`` gets the session, whose ended rows have left, and the
+    next logits; it may let other rows join and returns the logits of all. With ``feed_last`` the last sampled token is
+    fed too, so that a recording has its signals.
     """
     try:
         logits = session.prefill()
         while session.rows:
             if stop is not None and stop.is_set():
                 break
-            logits = _step(session, sampler, logits, stop_on_loop, feed_last)
+            logits = step(session, sampler, logits, stop_on_loop, on_token, feed_last)
+            if after_step is not None:
+                logits = after_step(session, logits)
             if bar is not None:
                 bar.update()
     except KeyboardInterrupt:
@@ -213,8 +260,8 @@ def decode(session: Session, sampler: Sampler, *, stop_on_loop=False, stop=None,
         session.finish(session.rows)
 
 
-def _step(
-    session: Session, sampler: Sampler, logits: torch.Tensor, stop_on_loop: bool, feed_last: bool
+def step(
+    session: Session, sampler: Sampler, logits: torch.Tensor, stop_on_loop=False, on_token=None, feed_last=False
 ) -> torch.Tensor:
     """Sample one token per row, let ended rows leave, and feed the others' tokens; return the next logits."""
     rows = session.rows
@@ -222,6 +269,8 @@ def _step(
     for row, token in zip(rows, tokens.tolist(), strict=True):
         row.tokens.append(token)
         row.status = _status(row.tokens, session, stop_on_loop)
+    if on_token is not None:
+        on_token(rows)
     if feed_last:
         logits = session.feed(tokens[:, None])[:, -1]
     stay = [index for index, row in enumerate(rows) if row.status is None]
@@ -269,7 +318,8 @@ def is_batch(prompt) -> bool:
     return not isinstance(prompt[0], dict) and (isinstance(prompt[0], str) or np.ndim(prompt[0]) > 0)
 
 
-def _to_run(session: Session, row: Row) -> Run:
+def to_run(session: Session, row: Row) -> Run:
+    """Return a row that has ended as a run."""
     tokenizer = session.model.tokenizer
     return Run(
         tokens=row.tokens,
@@ -287,7 +337,7 @@ def _to_run(session: Session, row: Row) -> Run:
     )
 
 
-def progress_bar(total: int, label: str, show: bool, unit: str = "token") -> tqdm:
+def progress_bar(total: int, label: str, show: bool, unit: str = "token", kind: type = tqdm) -> tqdm:
     """A bar that appears only if the work takes more than three seconds; ``EPIVIZ_PROGRESS=off`` hides all."""
     hidden = not show or os.environ.get("EPIVIZ_PROGRESS") == "off"
-    return tqdm(total=total, desc=label, unit=unit, disable=hidden, delay=3, mininterval=0.5, leave=False)
+    return kind(total=total, desc=label, unit=unit, disable=hidden, delay=3, mininterval=0.5, leave=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -119,12 +119,18 @@ def token_spans(tokenizer, tokens: Sequence[int]) -> Spans:
 
     Ids that the tokenizer does not have (models pad their vocabulary) are written as ``<id 151700>``.
     """
-    tokens = [int(token) for token in tokens]
+    return join_bytes(byte_reader(tokenizer)([int(token) for token in tokens]))
+
+
+def byte_reader(tokenizer) -> Callable[[list[int]], Iterable[bytes]]:
+    """Return a function from token ids to the bytes of each, as :func:`token_spans` reads them.
+
+    Looking a tokenizer over takes up to a second, reading a few more tokens then next to nothing.
+    """
     scheme = _byte_scheme(tokenizer)
     if scheme is None:
-        return join_bytes(_window_decode(tokenizer, tokens))
+        return lambda tokens: _window_decode(tokenizer, tokens)
     special = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
-    pieces = tokenizer.convert_ids_to_tokens(tokens)
     decode = _byte_level_bytes if scheme == "byte-level" else _sentencepiece_bytes
     unknown = tokenizer.unk_token_id
 
@@ -134,7 +140,7 @@ def token_spans(tokenizer, tokens: Sequence[int]) -> Spans:
         missing = piece is None or (piece == tokenizer.unk_token and token != unknown)
         return f"<id {token}>".encode() if missing else decode(piece)
 
-    return join_bytes(read(token, piece) for token, piece in zip(tokens, pieces, strict=True))
+    return lambda tokens: map(read, tokens, tokenizer.convert_ids_to_tokens(tokens))
 
 
 def fingerprint(tokenizer) -> str:

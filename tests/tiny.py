@@ -61,6 +61,25 @@ def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, d
     return ev.Model(lm, None, f"tiny-{architecture}-{heads}:{kv_heads}")
 
 
+@functools.cache
+def byte_tokenizer():
+    """A tokenizer for the tiny models: one token for each of 97 bytes, the last of which are parts of characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from epiviz.text import _byte_alphabet
+
+    letters = {byte: letter for letter, byte in _byte_alphabet().items()}
+    chosen = dict.fromkeys(
+        [*b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,;!?0123456789\n", *range(0xA0, 0xFF)]
+    )
+    chosen = [*list(chosen)[: VOCABULARY - 4], *"😀".encode()]
+    tokenizer = Tokenizer(models.BPE({letters[byte]: i for i, byte in enumerate(chosen)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def fitting(policy):
     """A policy for the budgets of these tests, which hold no block of 64 slots, a selection's default."""
     chosen = ev.policies.get(policy)

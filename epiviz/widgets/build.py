@@ -252,7 +252,7 @@ def _run_note(run) -> str:
         parts = ["full cache" if budget is None else f"budget {int(budget.total)}, buffer {int(budget.buffer)}"]
     parts += [ENDINGS.get(run.status, str(run.status))] if getattr(run, "status", None) else []
     meter, held = getattr(run, "meter", None), "held" if _selects(run) else "slots"
-    parts += [f"mean {meter.attended_slots:.0f} attended"] if _selects(run) else []
+    parts += [f"mean {meter.attended_slots:.0f} attended"] if _selects(run) and meter is not None else []
     mean = getattr(meter, "mean_slots", None)
     parts += [f"mean {mean:.0f} {held}"] if mean is not None and np.isfinite(mean) else []
     return " · ".join(parts)

@@ -40,8 +40,7 @@ def timeline(text: Text) -> Block:
     held = lives(story, story.death(view.scope), n, min(n, 700), min(n, 300))
 
     def paint(ax):
-        colours = LinearSegmentedColormap.from_list("held", [LOST, ALIVE])
-        colours.set_bad("white")
+        colours = LinearSegmentedColormap.from_list("held", [LOST, ALIVE]).with_extremes(bad="white")
         ax.imshow(held, extent=(0, n, n, 0), aspect="auto", interpolation="nearest", cmap=colours, vmin=0, vmax=1)
         ax.axhline(view.step, color=ACCENT, lw=1)
         if view.selected >= 0:
@@ -86,8 +85,8 @@ def layers(view: View, token: int) -> Block:
     strongest = np.where(high >= -low, high, low) if score.kind == "signed" else high  # epiphanies are spikes
 
     def paint(ax):
-        colours = LinearSegmentedColormap.from_list(score.kind, [f"#{colour}" for colour in PALETTES[score.kind]])
-        colours.set_bad("white")
+        palette = [f"#{colour}" for colour in PALETTES[score.kind]]
+        colours = LinearSegmentedColormap.from_list(score.kind, palette).with_extremes(bad="white")
         ends = score.clip if score.clip[0] < score.clip[1] else (score.clip[0] - 1, score.clip[0] + 1)
         ax.imshow(
             strongest,

@@ -30,10 +30,12 @@ SCRIPTS = (
     "timeline",
     "layers",
     "heads",
+    "occupancy",
+    "live",
     "workbench",
     "main",
 )  # fmt: skip
-STYLES = ("theme", "reader", "panels")
+STYLES = ("theme", "reader", "panels", "live")
 
 PAGE = """<!doctype html>
 <html lang="en" class="epi-page">

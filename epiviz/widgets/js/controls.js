@@ -56,12 +56,7 @@ class Controls {
       meta.thresholds.map((/** @type {number} */ q) => [q, `${q} % lost it`]),
       (threshold) => ({ threshold: Number(threshold) }),
     );
-    const names = [...state.sources[0].scores.map((score) => score.name), NO_SCORE];
-    ui.color = this.select(
-      "colour by",
-      names.map((name) => [name, name]),
-      (color_by) => ({ color_by }),
-    );
+    ui.color = this.select("colour by", [], (color_by) => ({ color_by }));
     ui.search = h("input", { type: "search", placeholder: "/", "aria-label": "search the text" });
     ui.found = h("span", { className: "found", "aria-live": "polite" });
     ui.fields = {
@@ -74,7 +69,6 @@ class Controls {
       search: field("search", ui.search, ui.found),
     };
     ui.fields.method.hidden = meta.methods.length < 2;
-    ui.fields.color.hidden = names.length < 2;
     this.element = h("div", { className: "controls" }, ...Object.values(ui.fields));
   }
 
@@ -168,7 +162,7 @@ class Controls {
     const { ui, state } = this;
     const { now, shown } = state;
     this.drawMethods();
-    ui.color.value = now.color_by;
+    this.drawColors();
     ui.fields.budget.hidden = shown === "generated";
     ui.fields.step.hidden = shown === "static";
     this.drawBudget();
@@ -203,6 +197,16 @@ class Controls {
       select.value = now.beside[place] ?? "";
       select.hidden = place > now.beside.length || !free.length;
     });
+  }
+
+  drawColors() {
+    const { ui, state } = this;
+    const names = [...state.sources[0].scores.map((score) => score.name), NO_SCORE];
+    if (ui.color.options.length !== names.length) {
+      ui.color.replaceChildren(...options(names.map((name) => [name, name])));
+      ui.fields.color.hidden = names.length < 2;
+    }
+    ui.color.value = state.now.color_by;
   }
 
   drawBudget() {
@@ -250,7 +254,7 @@ class Controls {
       ui.head.replaceChildren(...options(heads));
     }
     const uniform = stories.every((story) => story.uniform);
-    const shipped = !state.offline || state.stories.every((story) => story.deaths);
+    const shipped = !unfinished(state.model) && (!state.offline || state.stories.every((story) => story.deaths));
     ui.layer.disabled = uniform || !shipped;
     ui.threshold.disabled = uniform;
     ui.fields.scope.title = uniform

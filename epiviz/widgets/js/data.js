@@ -57,6 +57,18 @@ class Source {
     });
   }
 
+  /** Take in more tokens. @param {Uint32Array} ids @param {Uint32Array} lengths UTF-16 units @param {string} text */
+  append(ids, lengths, text) {
+    const [first, from] = [this.length, this.text.length];
+    this.text += text;
+    this.ids = longer(this.ids, first + ids.length);
+    this.ids.set(ids, first);
+    this.offsets = longer(this.offsets, first + ids.length + 1);
+    this.offsets[first] = from;
+    lengths.forEach((units, i) => (this.offsets[first + i + 1] = this.offsets[first + i] + units));
+    this.length = this.ids.length;
+  }
+
   /** @param {string} name @returns {Score | undefined} */
   score(name) {
     return this.scores.find((score) => score.name === name);

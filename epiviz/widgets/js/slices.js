@@ -54,6 +54,7 @@ class Slices {
       this.cache.set(key, known);
       return known;
     }
+    if (unfinished(this.model)) return null;
     if (!this.offline && !this.asked.has(key) && !this.silent.has(key)) {
       const give_up = () => {
         this.asked.delete(key);
@@ -87,6 +88,7 @@ class Slices {
 
   /** Why a slice is missing, in words. */
   excuse() {
+    if (unfinished(this.model)) return "single heads can be told once the text is written";
     if (this.offline) return "single heads were too big for this file: open it from a notebook";
     return this.silent.size ? "the kernel does not answer: single heads need it" : "loading this head …";
   }

@@ -10,19 +10,11 @@ class State {
     /** @type {any} */ this.meta = {};
     /** @type {Story[]} */ this.stories = [];
     /** @type {(name: string) => any} */ this.array = () => null;
-    this.layers = this.heads = 0;
+    /** @type {Source[]} */ this.sources = [];
+    /** @type {LayerScore[]} */ this.layerScores = [];
+    this.layers = this.heads = this.tokens = 0;
     /** @type {Map<string, any>} */ this.known = new Map(); // what follows from the controls, until they change
     this.read();
-    /** @type {Source[]} */
-    this.sources = this.meta.columns.map(
-      (/** @type {any} */ info, /** @type {number} */ i) => new Source(info, (name) => this.array(`c${i}.${name}`)),
-    );
-    /** @type {LayerScore[]} */
-    this.layerScores = this.meta.layer_scores.map((/** @type {any} */ score, /** @type {number} */ i) => ({
-      ...score,
-      values: this.array(`l${i}.values`),
-    }));
-    this.tokens = Math.max(...this.sources.map((source) => source.length));
     this.slices = new Slices(
       model,
       () => this.stories,
@@ -46,7 +38,33 @@ class State {
     this.stories = readStories(this.meta, this.array);
     this.layers = Math.max(this.meta.layers, ...this.stories.map((story) => story.layers));
     this.heads = Math.max(0, ...this.stories.map((story) => story.heads));
+    if (!this.sources.length || this.meta.live) this.readTexts(); // others do not change
     this.known.clear();
+  }
+
+  readTexts() {
+    this.sources = this.meta.columns.map(
+      (/** @type {any} */ info, /** @type {number} */ i) => new Source(info, (name) => this.array(`c${i}.${name}`)),
+    );
+    this.layerScores = this.meta.layer_scores.map((/** @type {any} */ score, /** @type {number} */ i) => ({
+      ...score,
+      values: this.array(`l${i}.values`),
+    }));
+    this.tokens = Math.max(...this.sources.map((source) => source.length));
+  }
+
+  /** Whether the step stays at the end of a text that grows. */
+  get follows() {
+    return unfinished(this.model) && this.now.step >= this.tokens;
+  }
+
+  /** Change the texts; a step at the end goes along with it. @param {() => void} change */
+  grow(change) {
+    const follows = this.now.step >= this.tokens;
+    change();
+    this.tokens = Math.max(...this.sources.map((source) => source.length));
+    this.known.clear();
+    this.preview(follows ? { step: this.tokens } : {});
   }
 
   get offline() {
@@ -161,7 +179,8 @@ class State {
     this.preview(patch);
     this.draw();
     this.views.forEach((view) => view.settle?.());
-    const changed = CONTROLS.filter((name) => !same(this.model.get(name), this.now[name]));
+    const moving = (/** @type {string} */ name) => name === "step" && this.follows;
+    const changed = CONTROLS.filter((name) => !same(this.model.get(name), this.now[name]) && !moving(name));
     changed.forEach((name) => this.model.set(name, this.now[name]));
     if (changed.length) this.model.save_changes();
     this.expect();
@@ -289,11 +308,11 @@ class State {
       (name) => /** @type {[string, Function]} */ ([`change:${name}`, () => this.follow(name)]),
     );
     const reread = () => {
-      this.read();
-      this.preview({});
+      this.grow(() => this.read());
       this.followed = true;
     };
-    this.handlers.push(["change:_data", reread], ["change:_task", () => this.schedule()]);
+    const redraw = () => this.schedule();
+    this.handlers.push(["change:_data", reread], ["change:_task", redraw], ["change:_live", redraw]);
     this.handlers.forEach(([event, handler]) => this.model.on(event, handler));
   }
 

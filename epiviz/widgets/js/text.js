@@ -11,23 +11,24 @@ class TextColumn {
     this.source = source;
     this.info = source.info;
     this.index = index;
-    this.length = source.length;
-    this.codes = new Uint16Array(this.length); // the state of each token, and …
-    this.painted = new Uint16Array(this.length); // … the one its span shows
-    this.blockOf = new Uint32Array(this.length);
+    this.length = 0; // tokens that have a span
+    this.codes = new Uint16Array(0); // the state of each token, and …
+    this.painted = new Uint16Array(0); // … the one its span shows
+    this.blockOf = new Uint32Array(0);
     /** @type {Set<number>} */ this.inView = new Set();
-    this.hits = new Uint8Array(this.length);
-    this.settled = new Uint8Array(this.length); // struck at the last release, and …
-    this.before = new Uint8Array(this.length); // … at the one before it: "n" walks over the difference
-    this.tally = { kept: this.length, struck: 0, waiting: 0 };
+    this.hits = new Uint8Array(0);
+    this.settled = new Uint8Array(0); // struck at the last release, and …
+    this.before = new Uint8Array(0); // … at the one before it: "n" walks over the difference
+    this.tally = { kept: 0, struck: 0, waiting: 0 };
     this.body = h("div", { className: "text" });
     /** @type {number[]} */ this.starts = [];
     /** @type {HTMLElement[]} */ this.blocks = [];
-    /** @type {HTMLElement[]} */ this.spans = new Array(this.length);
+    /** @type {HTMLElement[]} */ this.spans = [];
+    this.last = "\n"; // the last text that a span shows
     /** @type {IntersectionObserver | undefined} */ this.observer = undefined;
     /** @type {(() => void) | undefined} */ this.later = undefined; // calls off the work that waits for a pause
-    this.build();
-    this.stale = new Uint8Array(this.blocks.length); // blocks whose spans do not show the states of their tokens yet
+    this.stale = new Uint8Array(0); // blocks whose spans do not show the states of their tokens yet
+    this.take(source);
   }
 
   /** The span that shows token `i`. @param {number} i */
@@ -35,35 +36,56 @@ class TextColumn {
     return this.spans[this.source.whole(clamp(0, i, this.length - 1))];
   }
 
-  build() {
+  /** Show a source that begins with the tokens shown so far. @param {Source} source */
+  take(source) {
+    const [from, old] = [this.length, this.source];
+    [this.source, this.info, this.length] = [source, source.info, source.length];
+    for (const name of /** @type {const} */ (["codes", "painted", "blockOf", "hits", "settled", "before"])) {
+      /** @type {any} */ (this)[name] = longer(this[name], this.length);
+    }
+    if (source !== old) {
+      for (let i = 0; i < from; i++) if (source.piece(i) !== old.piece(i)) this.write(this.spans[i], source.piece(i));
+    }
+    const known = Math.max(0, this.blocks.length - 1);
+    this.build(from);
+    this.stale = longer(this.stale, this.blocks.length);
+    this.blocks.slice(known).forEach((each) => {
+      const lines = (each.textContent ?? "").split("\n").reduce((sum, line) => sum + 1 + line.length / 90, 0);
+      each.style.containIntrinsicSize = `auto ${Math.round(lines * 26)}px`;
+      this.observer?.observe(each);
+    });
+  }
+
+  /** @param {HTMLElement} span @param {string} piece */
+  write(span, piece) {
+    if (UNSEEN.test(piece)) span.replaceChildren(...written(piece));
+    else span.textContent = piece;
+    if (/^\s*\n\s*$/.test(piece)) span.dataset.nl = "";
+  }
+
+  /** Make the spans of the tokens from `from` on, and the blocks they stand in. @param {number} from */
+  build(from) {
     const divergence = new Set(this.info.divergence);
-    let block = this.body;
-    let last = "\n";
-    for (let i = 0; i < this.length; i++) {
+    let block = this.blocks.at(-1) ?? this.body;
+    for (let i = from; i < this.length; i++) {
       const size = i - (this.starts.at(-1) ?? -BLOCK_MAX);
-      if (size >= BLOCK_MAX || (size >= BLOCK_MIN && last.endsWith("\n"))) {
+      if (size >= BLOCK_MAX || (size >= BLOCK_MIN && this.last.endsWith("\n"))) {
         block = h("div", { className: "block", dir: "auto" });
-        if (!last.endsWith("\n")) block.dataset.cut = "";
+        block.dataset.start = String(i);
+        if (!this.last.endsWith("\n")) block.dataset.cut = "";
         this.starts.push(i);
         this.blocks.push(block);
         this.body.append(block);
       }
       const span = document.createElement("span");
       const piece = this.source.piece(i);
-      if (UNSEEN.test(piece)) span.append(...written(piece));
-      else span.textContent = piece;
-      if (/^\s*\n\s*$/.test(piece)) span.dataset.nl = "";
+      this.write(span, piece);
       if (divergence.has(i)) span.dataset.split = "";
       block.append(span);
-      this.spans[i] = span;
+      this.spans.push(span);
       this.blockOf[i] = this.blocks.length - 1;
-      if (piece) last = piece;
+      if (piece) this.last = piece;
     }
-    this.blocks.forEach((each, b) => {
-      const lines = (each.textContent ?? "").split("\n").reduce((sum, line) => sum + 1 + line.length / 90, 0);
-      each.style.containIntrinsicSize = `auto ${Math.round(lines * 26)}px`;
-      each.dataset.start = String(this.starts[b]);
-    });
   }
 
   /** The token under an element of the text, −1 if there is none. @param {Element | null} span */

@@ -77,6 +77,16 @@ function upTo(list, x) {
   return low;
 }
 
+/** A copy with room for `length` entries. @template {Numbers} T @param {T} array @param {number} length @returns {T} */
+function longer(array, length) {
+  const copy = new /** @type {any} */ (array.constructor)(length);
+  copy.set(array);
+  return copy;
+}
+
+/** Whether a text is still being written, or never was to its end. @param {Model} model */
+const unfinished = (model) => ![undefined, "done"].includes(model.get("_live")?.state);
+
 /** Whether two values of a control are the same; lists are compared by what they hold. @param {any} a @param {any} b */
 const same = (a, b) => a === b || (Array.isArray(a) && Array.isArray(b) && String(a) === String(b));
 

@@ -21,6 +21,7 @@ class Workbench extends Reader {
 /** What each widget of Python shows. @type {Record<string, (state: State) => {root: HTMLElement, close(): void}>} */
 const VIEWS = {
   reader: (state) => new Reader(state),
+  live: (state) => new Live(state),
   workbench: (state) => new Workbench(state),
   timeline: (state) => new Solo(state, new Timeline(state)),
   layers: (state) => new Solo(state, new LayerMap(state)),
