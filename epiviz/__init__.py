@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epiviz import policies, signals, tasks
+    from epiviz.collected import MixedVersionsError, collect
     from epiviz.decode import Run, generate
     from epiviz.grids import ReplayGrid, replay_grid
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
     from epiviz.policies import Budget, BudgetError, UnknownPolicyError
     from epiviz.recall import attention_recall
     from epiviz.replays import Replay, noise_floor, replay
-    from epiviz.results import collect, save_results
+    from epiviz.results import save_results
     from epiviz.retention import Reason, Retention
     from epiviz.trace import ForeignTraceError, Trace, TraceFileError, record
     from epiviz.widgets import HeadMap, LayerMap, Timeline, TraceReader, Workbench
     from epiviz.widgets.live import live
+    from epiviz.widgets.monitor import sweep_monitor
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ _HOME = {
     "ForeignTraceError": "trace",
     "HeadMap": "widgets",
     "LayerMap": "widgets",
+    "MixedVersionsError": "collected",
     "Model": "models",
     "ModelNotFoundError": "models",
     "Reason": "retention",
@@ -45,7 +48,7 @@ _HOME = {
     "UnsupportedModelError": "models",
     "Workbench": "widgets",
     "attention_recall": "recall",
-    "collect": "results",
+    "collect": "collected",
     "generate": "decode",
     "live": "widgets.live",
     "load": "models",
@@ -55,6 +58,7 @@ _HOME = {
     "replay": "replays",
     "replay_grid": "grids",
     "save_results": "results",
+    "sweep_monitor": "widgets.monitor",
 }
 _MODULES = {"diversity", "frames", "inclusion", "lifetimes", "plots", "policies", "signals", "stats", "tasks"}
 
@@ -64,6 +68,7 @@ __all__ = [
     "ForeignTraceError",
     "HeadMap",
     "LayerMap",
+    "MixedVersionsError",
     "Model",
     "ModelNotFoundError",
     "Reason",
@@ -91,6 +96,7 @@ __all__ = [
     "replay_grid",
     "save_results",
     "signals",
+    "sweep_monitor",
     "tasks",
 ]
 

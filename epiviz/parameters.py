@@ -9,6 +9,7 @@ import ast
 import difflib
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
@@ -27,6 +28,9 @@ NAMES = (
     "seed",
     "n_problems",
     "max_new_tokens",
+    "sweep",
+    "protocol",
+    "data",
     "out_dir",
     "profile",
 )
@@ -69,14 +73,17 @@ def check_parameters(notebook: str | os.PathLike, parameters: Mapping[str, Any])
         if name not in known:
             raise ParameterError(f"{name_of_notebook} has no parameter {name!r}; {nearest(name, known)}")
         kind, meaning = known[name]["inferred_type_name"], known[name]["help"]
-        try:
-            checked[name] = _converter(kind)(value)
-        except (TypeError, ValueError) as error:
-            told = f" ({meaning})" if meaning else ""
-            raise ParameterError(
-                f"{name_of_notebook}: parameter {name!r}{told} must be {kind}, got {value!r} ({type(value).__name__})"
-            ) from error
+        told = f" ({meaning})" if meaning else ""
+        checked[name] = convert(f"{name_of_notebook}: parameter {name!r}{told}", kind, value)
     return checked
+
+
+def convert(what: str, kind: str, value: Any) -> Any:
+    """Return a value as the annotated type, or raise :class:`ParameterError` that says what must be of that type."""
+    try:
+        return _converter(kind)(value)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"{what} must be {kind}, got {value!r} ({type(value).__name__})") from error
 
 
 def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
@@ -127,6 +134,57 @@ def profile_parameters(notebook: str | os.PathLike, profile: str) -> dict[str, A
     return check_parameters(notebook, fitting | blocks.get(notebook.stem, {}))
 
 
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``key=value`` texts of a command line.
+
+    Examples
+    --------
+    >>> parse_settings(["budget=256", "others=epikv,random"])
+    {'budget': '256', 'others': 'epikv,random'}
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ParameterError(f"{text!r} is no setting; write key=value")
+        if name.strip() in found:
+            raise ParameterError(f"{name.strip()!r} is given twice")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Read the axes of a grid: ``key=value,value``, or ``key=0..3`` for the whole numbers from 0 to 3.
+
+    Values that contain commas are separated by semicolons.
+
+    Examples
+    --------
+    >>> parse_grid(["policy=epikv,full", "seed=0..2", "others=epikv,random;full"])
+    {'policy': ['epikv', 'full'], 'seed': ['0', '1', '2'], 'others': ['epikv,random', 'full']}
+    """
+    return {name: _values(name, text) for name, text in parse_settings(texts).items()}
+
+
+def _values(name: str, text: str) -> list[str]:
+    if ends := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", text):
+        first, last = map(int, ends.groups())
+        if last < first:
+            raise ParameterError(f"{name}={text}: a range goes upwards; write {last}..{first}")
+        return [str(number) for number in range(first, last + 1)]
+    values = [value.strip() for value in text.split(";" if ";" in text else ",")]
+    if "" in values:
+        raise ParameterError(f"{name}={text}: one of its values is empty")
+    return values
+
+
+def at_least_one(options: object, *names: str) -> None:
+    """Raise :class:`ParameterError` if one of these attributes is a number below 1; None is fine."""
+    for name in names:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ParameterError(f"{name} must be at least 1, got {value}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase for an error message: the nearest known name, and all of them."""
     known = sorted(known)
@@ -147,7 +205,7 @@ def _read_profile(folder: Path, profile: str) -> dict[str, dict[str, Any]]:
 
 def _converter(kind: str) -> Callable[[Any], Any]:
     """Return the function that makes a value of the annotated type or raises."""
-    kind = kind.lower().replace(" ", "")
+    kind = kind.lower().replace(" ", "").removesuffix("|none")
     if kind.startswith("list[") and kind.endswith("]"):
         item = _converter(kind[len("list[") : -1])
         return lambda value: [item(each) for each in _to_list(value)]

@@ -1,4 +1,4 @@
-"""Results: what a notebook records, and one table from many records.
+"""Results: what a notebook records; :mod:`epiviz.collected` makes one table of many records.
 
 A run's folder holds ``results.parquet`` (one row per observation), ``finding.json`` (the one sentence a reader should
 take away) and, if :mod:`epiviz.runs` made it, ``manifest.json``.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,8 +52,6 @@ def save_results(
     >>> folder = tempfile.mkdtemp()
     >>> save_results(pd.DataFrame({"budget": [64, 128]}), folder, "A larger budget keeps more.").name
     'results.parquet'
-    >>> collect(folder)["budget"].tolist()
-    [64, 128]
     """
     if not isinstance(frame, pd.DataFrame):
         raise TypeError(f"save_results takes a pandas DataFrame, not {type(frame).__name__}; try pd.DataFrame(…)")
@@ -76,54 +73,6 @@ def save_results(
     if finding is not None:
         write_text_atomically(folder / FINDING, json.dumps({"finding": finding}, ensure_ascii=False) + "\n")
     return table
-
-
-def collect(folder: str | os.PathLike, name: str = "results") -> pd.DataFrame:
-    """Return one frame from a tree of runs.
-
-    Parameters
-    ----------
-    folder : str or path
-        Searched for ``<name>.parquet`` at any depth.
-    name : str
-        The table's name, as given to :func:`save_results`.
-
-    Returns
-    -------
-    pandas.DataFrame
-        All rows, with a first column ``run``: the run's folder relative to ``folder`` (its own name if the table lies
-        in ``folder`` itself). Columns that a run lacks are missing values in its rows.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such folder, or no finished run in it.
-
-    Warns
-    -----
-    UserWarning
-        Runs whose manifest does not say ``done`` are left out, by name.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {str(folder)!r} to collect from")
-    tables = sorted(folder.rglob(f"{name}.parquet"))
-    unfinished = [table for table in tables if not _is_done(table.parent)]
-    if unfinished:
-        left_out = ", ".join(_run_name(table, folder) for table in unfinished)
-        warnings.warn(f"left out {len(unfinished)} of {len(tables)} runs that did not finish: {left_out}", stacklevel=2)
-    finished = [table for table in tables if table not in unfinished]
-    if not finished:
-        raise FileNotFoundError(
-            f"no finished run under {str(folder)!r} holds a {name}.parquet ({len(tables)} unfinished); "
-            "record one with save_results, or run the notebooks first"
-        )
-    frames = []
-    for table in finished:
-        frame = pd.read_parquet(table)
-        frame.insert(0, "run", _run_name(table, folder))
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
 
 
 def read_finding(folder: str | os.PathLike) -> str | None:
@@ -170,13 +119,3 @@ def _check_columns(frame: pd.DataFrame) -> None:
         raise ValueError(f"columns appear twice: {twice}")
     if "run" in frame.columns:
         raise ValueError("the column 'run' is filled by collect(); rename yours")
-
-
-def _is_done(folder: Path) -> bool:
-    manifest = folder / MANIFEST
-    return not manifest.is_file() or json.loads(manifest.read_text(encoding="utf-8"))["status"] == "done"
-
-
-def _run_name(table: Path, folder: Path) -> str:
-    relative = table.parent.relative_to(folder).as_posix()
-    return folder.resolve().name if relative == "." else relative

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import textwrap
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,21 +24,21 @@ from typing import Any
 
 import papermill
 import zmq
-from nbconvert.filters import strip_ansi
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 from traitlets.config import Config
 
+from epiviz import devices
 from epiviz.export import write_page
-from epiviz.manifest import Manifest, notebook_hash, source_hash, versions
+from epiviz.failures import cell_error, other_error
+from epiviz.manifest import Manifest, commit, file_hash, notebook_hash, parameters_hash, source_hash, versions
 from epiviz.parameters import ParameterError, check_parameters, defaults, nearest, profile_parameters
-from epiviz.results import MANIFEST, read_finding, write_text_atomically
+from epiviz.results import MANIFEST, read_finding
 
 __all__ = ["Manifest", "check_parameters", "execute", "find_notebooks", "plan", "previous_run", "study", "summary"]
 
 EXECUTED = "executed.ipynb"
 PAGE = "executed.html"
-TRACEBACK = "traceback.txt"
 BUNDLED_MODEL = "smollm2-135m"
 
 # where zmq can, kernels encrypt what they send; otherwise each of them logs a warning
@@ -84,8 +84,11 @@ def plan(notebook: str | os.PathLike, parameters: Mapping[str, Any], out_dir: st
         folder=folder,
         parameters=complete,
         notebook_sha256=notebook_hash(notebook),
+        parameters_sha256=parameters_hash(complete),
         source_sha256=source_hash(),
         versions=versions(),
+        commit=commit(),
+        seed=complete.get("seed"),
     )
 
 
@@ -95,8 +98,7 @@ def previous_run(planned: Manifest) -> Manifest | None:
         return None
     found = Manifest.load(planned.folder)
     unchanged = found.status == "done" and found.key == planned.key
-    whole = all((planned.folder / name).is_file() for name in found.outputs)
-    return replace(found, reused=True) if unchanged and whole else None
+    return replace(found, reused=True) if unchanged and found.whole else None
 
 
 def execute(
@@ -130,7 +132,7 @@ def execute(
         say where. Wrong parameters raise before anything starts.
     """
     planned = plan(notebook, parameters, out_dir)
-    return (None if force else previous_run(planned)) or _run(planned, cell_timeout)
+    return (None if force else previous_run(planned)) or run_planned(planned, cell_timeout)
 
 
 def study(
@@ -168,7 +170,7 @@ def study(
         raise ParameterError(f"notebooks share a name and would share a folder: {', '.join(twice)}")
     finished = {} if force else {run.stem: run for run in map(previous_run, planned) if run}
     if any(run.parameters.get("model") == BUNDLED_MODEL for run in planned if run.stem not in finished):
-        _fetch_bundled_model(say)
+        fetch_bundled_model(say)
 
     runs = []
     for number, run in enumerate(planned, start=1):
@@ -178,7 +180,7 @@ def study(
             say(f"{label}: reused, {run.seconds:.1f} s at {run.finished}")
         else:
             say(f"{label}: started")
-            run = _run(run)
+            run = run_planned(run)
             say(f"{label}: {run.status} in {run.seconds:.1f} s")
         runs.append(run)
     return runs
@@ -197,53 +199,54 @@ def summary(runs: Iterable[Manifest]) -> str:
     for run in runs:
         status = "reused" if run.reused else run.status
         row = f"{run.stem:<{name_width}}  {status:<7} {run.seconds:>8.1f}  "
-        lines += wrap(_outcome(run), initial_indent=row, subsequent_indent=indent) or [row.rstrip()]
+        lines += wrap(outcome(run), initial_indent=row, subsequent_indent=indent) or [row.rstrip()]
     lines += ["", "executed notebooks and pages:"]
     lines += [f"  {_short(run.folder / name)}" for run in runs for name in (EXECUTED, PAGE) if name in run.outputs]
     return "\n".join(lines)
 
 
-def _run(planned: Manifest, cell_timeout: int | None = None) -> Manifest:
-    _clear(planned.folder)
+def run_planned(planned: Manifest, cell_timeout: int | None = None, quiet: bool = False) -> Manifest:
+    """Run what :func:`plan` describes, whatever is there; ``quiet`` leaves it to the caller to show progress."""
+    clear(planned.folder)
     planned.folder.mkdir(parents=True, exist_ok=True)
-    running = replace(planned, status="running", started=_now())
+    running = replace(planned, status="running", started=now(), host=socket.gethostname(), device=devices.describe())
     running.save()
     start = time.monotonic()
     status, error = "stopped", None
     try:
         try:
-            _papermill(running, cell_timeout)
+            _papermill(running, cell_timeout, quiet)
         finally:
             if (planned.folder / EXECUTED).is_file():
                 write_page(planned.folder / EXECUTED, planned.folder / PAGE, title=planned.stem)
         status = "done"
     except PapermillExecutionError as failure:
-        status, error = "failed", _cell_error(failure, planned.folder)
+        status, error = "failed", cell_error(failure, planned.folder)
     except Exception as failure:  # a dead kernel, a cell timeout: the study goes on and its table tells
-        status, error = "failed", _other_error(failure, planned.folder)
+        status, error = "failed", other_error(failure, planned.folder)
     finally:  # Ctrl-C passes here as well, with "stopped"
         done = replace(
             running,
             status=status,
             error=error,
-            finished=_now(),
+            finished=now(),
             seconds=round(time.monotonic() - start, 3),
             finding=read_finding(planned.folder),
-            outputs=sorted(
-                path.relative_to(planned.folder).as_posix()
-                for path in planned.folder.rglob("*")
+            outputs={
+                path.relative_to(planned.folder).as_posix(): file_hash(path)
+                for path in sorted(planned.folder.rglob("*"))
                 if path.is_file() and path.name != MANIFEST
-            ),
+            },
         )
         done.save()
     return done
 
 
-def _papermill(run: Manifest, cell_timeout: int | None) -> None:
+def _papermill(run: Manifest, cell_timeout: int | None, quiet: bool) -> None:
     notebook = Path(run.notebook).resolve()
     for last_try in (False, True):
         try:
-            with _kernel_environment(), _signs_of_life(run.stem):
+            with _kernel_environment(), nullcontext() if quiet else _signs_of_life(run.stem):
                 papermill.execute_notebook(
                     notebook,
                     run.folder / EXECUTED,
@@ -251,7 +254,7 @@ def _papermill(run: Manifest, cell_timeout: int | None) -> None:
                     kernel_name="python3",
                     language="python",
                     cwd=notebook.parent,
-                    progress_bar=_progress_bar(run.stem),
+                    progress_bar=False if quiet else _progress_bar(run.stem),
                     execution_timeout=cell_timeout,
                     config=_KERNELS,
                 )
@@ -323,33 +326,21 @@ def _progress_bar(stem: str) -> dict[str, Any]:
     return {"desc": stem, "file": _Lines(), "bar_format": bar, "mininterval": 5, "miniters": 1}
 
 
-def _cell_error(failure: PapermillExecutionError, folder: Path) -> dict[str, Any]:
-    text = strip_ansi("\n".join(failure.traceback))
-    return _record_error(failure.ename, strip_ansi(failure.evalue), failure.exec_count, text, folder)
-
-
-def _other_error(failure: Exception, folder: Path) -> dict[str, Any]:
-    return _record_error(type(failure).__name__, strip_ansi(str(failure)), None, traceback.format_exc(), folder)
-
-
-def _record_error(kind: str, message: str, cell: int | None, text: str, folder: Path) -> dict[str, Any]:
-    write_text_atomically(folder / TRACEBACK, text.rstrip() + "\n")
-    return {"type": kind, "message": message.strip(), "cell": cell, "traceback": TRACEBACK}
-
-
-def _outcome(run: Manifest) -> str:
+def outcome(run: Manifest) -> str:
+    """Return what a run found, or why it did not: one line."""
     if run.error is None:
         return run.finding or ""
     where = f" in cell [{run.error['cell']}]" if run.error["cell"] is not None else ""
     message = (run.error["message"].splitlines() or [""])[0]
-    return f"{run.error['type']}{where}: {message} (see {_short(run.folder / run.error['traceback'])})"
+    see = f" (see {_short(run.folder / run.error['traceback'])})" if run.error["traceback"] else ""
+    return f"{run.error['type']}{where}: {message}{see}"
 
 
 def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Remove the files of an earlier run, so that a failing one does not stand beside its results."""
     if (folder / MANIFEST).is_file():
         Manifest.load(folder)  # refuses a folder that is not a run's
@@ -358,7 +349,8 @@ def _clear(folder: Path) -> None:
                 path.unlink()
 
 
-def _fetch_bundled_model(say: Say) -> None:
+def fetch_bundled_model(say: Say) -> None:
+    """Fetch and convert the bundled model before many kernels do so at once."""
     # torch and transformers take seconds to import, which a study that only reuses runs need not pay
     from epiviz.models import load
 
@@ -368,5 +360,6 @@ def _fetch_bundled_model(say: Say) -> None:
     say(f"{BUNDLED_MODEL}: ready after {time.monotonic() - start:.1f} s")
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time as manifests write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

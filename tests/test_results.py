@@ -1,10 +1,10 @@
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from epiviz.results import collect, read_finding, save_results
+from epiviz.collected import MixedVersionsError, collect
+from epiviz.manifest import Manifest
+from epiviz.results import read_finding, save_results
 
 
 @pytest.fixture
@@ -71,12 +71,26 @@ def test_collect_names_runs_and_joins_different_columns(frame, tmp_path):
     assert collect(tmp_path / "06")["run"].tolist() == ["06", "06"]
 
 
+def save_manifest(folder, status="done", source="a" * 64):
+    hashes = {"notebook_sha256": "n", "parameters_sha256": "p", "source_sha256": source}
+    Manifest("01_tiny.ipynb", folder, {}, versions={}, status=status, **hashes).save()
+
+
 def test_collect_leaves_out_unfinished_runs_aloud(frame, tmp_path):
     for name, status in (("good", "done"), ("bad", "failed")):
         save_results(frame, tmp_path / name)
-        (tmp_path / name / "manifest.json").write_text(json.dumps({"status": status}))
+        save_manifest(tmp_path / name, status)
     with pytest.warns(UserWarning, match="left out 1 of 2 runs that did not finish: bad"):
         assert set(collect(tmp_path)["run"]) == {"good"}
+
+
+def test_collect_does_not_mix_versions_unless_told(frame, tmp_path):
+    for name, source in (("old", "a" * 64), ("new", "b" * 64)):
+        save_results(frame, tmp_path / name)
+        save_manifest(tmp_path / name, source=source)
+    with pytest.raises(MixedVersionsError, match="made by 2 versions of the code: 1 of no commit .* mix_versions=True"):
+        collect(tmp_path)
+    assert set(collect(tmp_path, mix_versions=True)["run"]) == {"old", "new"}
 
 
 def test_collect_says_what_is_missing(tmp_path):

@@ -1,4 +1,6 @@
+import hashlib
 import json
+import socket
 import sys
 import time
 
@@ -6,7 +8,7 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from epiviz import runs
+from epiviz import devices, runs
 from epiviz.cli import app
 from epiviz.manifest import Manifest
 
@@ -64,12 +66,16 @@ def test_a_run_leaves_notebook_page_results_and_manifest(project):
     assert not run.reused
     assert run.finding == "Twice the budget is 64."
     assert run.parameters == {"budget": 32, "seed": 0, "out_dir": "../out"}
-    assert run.outputs == ["executed.html", "executed.ipynb", "finding.json", "results.parquet"]
+    assert list(run.outputs) == ["executed.html", "executed.ipynb", "finding.json", "results.parquet"]
     assert outputs_of(run).split() == [sys.executable, "notebooks", "32", "0"]
 
     stored = json.loads((project / "out" / "manifest.json").read_text())
     assert stored["status"] == "done"
     assert {"python", "torch", "transformers", "epiviz"} <= set(stored["versions"])
+    assert (stored["seed"], stored["host"], stored["device"]) == (0, socket.gethostname(), devices.describe())
+    page = (project / "out" / "executed.html").read_bytes()
+    assert stored["outputs"]["executed.html"] == hashlib.sha256(page).hexdigest()
+    assert len(stored["parameters_sha256"]) == 64
     assert stored["started"] <= stored["finished"]
     assert str(project) not in json.dumps({**stored, "notebook": None})
     assert Manifest.load(run.folder) == run
@@ -132,6 +138,8 @@ def test_an_unchanged_run_is_reused_and_a_changed_one_is_not(project, monkeypatc
     assert not again({"budget": 5}).reused
     (project / "out" / "finding.json").unlink()
     assert not again({"budget": 5}).reused, "a result is missing"
+    (project / "out" / "finding.json").write_text("{}")
+    assert not again({"budget": 5}).reused, "a result is another"
 
 
 def test_a_failed_run_is_run_again_without_the_earlier_results(project):
@@ -141,7 +149,7 @@ def test_a_failed_run_is_run_again_without_the_earlier_results(project):
     failed = runs.execute(notebook, {}, project / "out")
     assert failed.status == "failed"
     assert failed.finding is None
-    assert failed.outputs == ["executed.html", "executed.ipynb", "traceback.txt"]
+    assert list(failed.outputs) == ["executed.html", "executed.ipynb", "traceback.txt"]
     assert not runs.execute(notebook, {}, project / "out").reused
 
 

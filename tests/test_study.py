@@ -1,0 +1,57 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from epiviz.frames import study
+
+
+@pytest.fixture
+def table():
+    """Two runs with replays, which both recorded the full cache, and one with answers."""
+    replays = pd.DataFrame(
+        {
+            "run": ["a", "a", "b", "b"],
+            "given_budget": [64, 64, 128, 128],
+            "policy": ["full", "epikv", "full", "epikv"],
+            "budget": [np.nan, 64, np.nan, 128],
+            "nll_increase": [0.0, 0.3, 0.0, 0.1],
+            "bounded": [False, True, False, True],
+        }
+    )
+    answers = pd.DataFrame(
+        {
+            "run": "c",
+            "policy": "epikv",
+            "budget": 64.0,
+            "problem": ["p", "q"],
+            "outcome": ["correct", "loop"],
+            "tokens": [10, 30],
+            "seconds": [1.0, 3.0],
+        }
+    )
+    return pd.concat([replays, answers], ignore_index=True)
+
+
+def test_a_table_is_parted_into_its_kinds(table):
+    replays = study.part(table, "replays")
+    assert replays["policy"].tolist() == ["full", "epikv", "epikv"], "the full cache stands once"
+    assert "outcome" not in replays and "problem" not in replays
+    assert replays["bounded"].dtype == bool
+    answers = study.part(table, "answers")
+    assert answers["problem"].tolist() == ["p", "q"]
+    assert "nll_increase" not in answers
+    assert study.part(table[["run", "policy"]], "answers").empty
+    with pytest.raises(ValueError, match="replays or answers"):
+        study.part(table, "texts")
+
+
+def test_speed_is_tokens_by_seconds_of_all_texts(table):
+    (row,) = study.speed(study.part(table, "answers")).itertuples()
+    assert (row.texts, row.tokens, row.seconds, row.tokens_per_second) == (2, 40, 4.0, 10.0)
+
+
+def test_run_times_count_finished_runs_only():
+    ends = {"status": ["done", "done", "failed"], "seconds": [2.0, 4.0, 90.0]}
+    state = pd.DataFrame({"notebook": "05", "device": "CPU", **ends})
+    (row,) = study.run_times(state).itertuples()
+    assert (row.runs, row.median, row.least, row.most, row.total) == (2, 3.0, 2.0, 4.0, 6.0)
