@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from epiviz import policies, signals, tasks
     from epiviz.collected import MixedVersionsError, collect
     from epiviz.decode import Run, generate
+    from epiviz.evaluation import Evaluation, evaluate
     from epiviz.grids import ReplayGrid, replay_grid
     from epiviz.models import Model, ModelNotFoundError, UnsupportedModelError, load
     from epiviz.papers import published
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Budget": "policies",
     "BudgetError": "policies",
+    "Evaluation": "evaluation",
     "ForeignTraceError": "trace",
     "HeadMap": "widgets",
     "LayerMap": "widgets",
@@ -49,6 +51,7 @@ _HOME = {
     "Workbench": "widgets",
     "attention_recall": "recall",
     "collect": "collected",
+    "evaluate": "evaluation",
     "generate": "decode",
     "live": "widgets.live",
     "load": "models",
@@ -65,6 +68,7 @@ _MODULES = {"diversity", "frames", "inclusion", "lifetimes", "plots", "policies"
 __all__ = [
     "Budget",
     "BudgetError",
+    "Evaluation",
     "ForeignTraceError",
     "HeadMap",
     "LayerMap",
@@ -85,6 +89,7 @@ __all__ = [
     "Workbench",
     "attention_recall",
     "collect",
+    "evaluate",
     "generate",
     "live",
     "load",

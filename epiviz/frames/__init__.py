@@ -3,6 +3,7 @@
 Every function here takes a trace or runs and returns a pandas frame; none of them needs a model.
 """
 
+from epiviz.frames.accuracy import accuracy, outcomes, paired_accuracy, pass_at_k, same_answers, seed_spreads
 from epiviz.frames.bands import band_anatomy, score_anatomy
 from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
@@ -33,6 +34,7 @@ __all__ = [
     "PER_LAYER",
     "SINKS",
     "TAIL_FACTOR",
+    "accuracy",
     "attended",
     "band_anatomy",
     "budget_curves",
@@ -45,16 +47,21 @@ __all__ = [
     "kept",
     "large_values",
     "lifetimes",
+    "outcomes",
     "overlap",
+    "paired_accuracy",
     "pareto",
+    "pass_at_k",
     "position_modes",
     "positional_trend",
     "printable",
     "recall",
     "replays",
     "runs",
+    "same_answers",
     "score_anatomy",
     "scores",
+    "seed_spreads",
     "sink_ranks",
     "survival",
     "token_class",

@@ -5,6 +5,14 @@ saves. Frames come from :mod:`epiviz.frames`, looks from :mod:`epiviz.palette`. 
 numbers of the frame at hand.
 """
 
+from epiviz.plots.accuracy import (
+    accuracy,
+    accuracy_at,
+    evicted_accuracy,
+    outcomes,
+    paired_accuracy,
+    published_accuracy,
+)
 from epiviz.plots.bands import band_anatomy, score_anatomy
 from epiviz.plots.budgets import against_control, budget_curves
 from epiviz.plots.costs import cost, meter
@@ -18,6 +26,8 @@ from epiviz.plots.training import training_accuracy, training_loss
 from epiviz.plots.values import carriers, head_map, sink_ranks, value_ranges, value_tail
 
 __all__ = [
+    "accuracy",
+    "accuracy_at",
     "against_control",
     "band_anatomy",
     "budget_curves",
@@ -25,16 +35,20 @@ __all__ = [
     "cost",
     "displacement",
     "diversity",
+    "evicted_accuracy",
     "head_map",
     "inclusion",
     "kept_share",
     "lifetimes",
     "meter",
+    "outcomes",
     "overlap",
+    "paired_accuracy",
     "pareto",
     "pareto_hover",
     "position_modes",
     "positional_trend",
+    "published_accuracy",
     "recall",
     "score",
     "score_anatomy",

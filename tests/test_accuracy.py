@@ -1,0 +1,200 @@
+"""Frames and figures of evaluations, on texts made up so that every number is known."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+import epiviz as ev
+from epiviz import frames, plots, stats
+
+
+def texts(policy, budget, solved, evicted=None, *, protect=False, seed=0, outcome="wrong", positions="absolute"):
+    """One row per problem; ``solved`` and ``evicted`` say of which."""
+    n = len(solved)
+    evicted = [budget is not None] * n if evicted is None else evicted
+    return pd.DataFrame(
+        {
+            "problem": [f"p{index}" for index in range(n)],
+            "sample": 0,
+            "policy": policy,
+            "budget": np.nan if budget is None else float(budget),
+            "protect_prompt": pd.array([protect if budget else None] * n, dtype="boolean"),
+            "positions": positions,
+            "seed": seed,
+            "outcome": ["correct" if right else outcome for right in solved],
+            "correct": np.array(solved, dtype=bool),
+            "evicted": pd.array(evicted, dtype="boolean"),
+            "tokens": pd.array(range(100, 100 + n), dtype="Int64"),
+            "mean_slots": 50.0,
+            "kv_mib": 1.0,
+            "state_mib": 0.1,
+            "bounded": budget is not None,
+            "seconds": 0.5,
+        }
+    )
+
+
+ALL, HALF, NONE = [1] * 20, [1] * 10 + [0] * 10, [0] * 20
+FRAME = pd.concat(
+    [
+        texts("full", None, [1] * 19 + [0]),
+        texts("random", 64, HALF, seed=0),
+        texts("random", 64, [1] * 6 + [0] * 14, seed=1),
+        texts("random", 64, [1] * 16 + [0] * 4, protect=True),
+        texts("epikv", 64, [1] * 18 + [0] * 2, [0] * 8 + [1] * 12, outcome="length"),
+        texts("streaming", 64, NONE, outcome="loop"),
+        texts("random", 128, ALL),
+        texts("epikv", 128, ALL),
+    ],
+    ignore_index=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def row(table, policy, budget, protect=False):
+    found = table[(table["policy"] == policy) & (table["protect_prompt"] == protect)]
+    return found[found["budget"].isna() if budget is None else found["budget"] == budget].iloc[0]
+
+
+def test_accuracy_of_each_condition():
+    table = frames.accuracy(FRAME)
+    assert len(table) == 7 and table["n"].sum() == len(FRAME)
+    full = row(table, "full", None)
+    expected = stats.wilson(19, 20)
+    assert (full["accuracy"], full["low"], full["high"]) == (expected.value, expected.low, expected.high)
+    assert full["n_evicted"] == 0 and np.isnan(full["accuracy_evicted"])
+    random = row(table, "random", 64)
+    assert (random["accuracy"], random["n"], random["problems"], random["seeds"]) == (0.4, 40, 20, 2)
+    two = FRAME[(FRAME["policy"] == "random") & (FRAME["budget"] == 64) & ~FRAME["protect_prompt"].fillna(False)]
+    clustered = stats.clustered_mean(two["correct"], two["problem"])
+    assert (random["low"], random["high"]) == pytest.approx((clustered.low, clustered.high))
+
+
+def test_accuracy_among_texts_that_evicted_has_the_full_cache_on_the_same_problems():
+    found = row(frames.accuracy(FRAME), "epikv", 64)
+    assert (found["evicted"], found["n_evicted"]) == (0.6, 12)
+    assert found["accuracy_evicted"] == pytest.approx(10 / 12)
+    assert found["full_evicted"] == pytest.approx(11 / 12), "p8 to p19, of which the full cache fails p19"
+    assert found["accuracy"] == 0.9
+
+
+def test_errors_are_counted_and_nothing_else():
+    frame = texts("epikv", 64, HALF)
+    frame.loc[15:, "outcome"] = "error"
+    found = frames.accuracy(frame).iloc[0]
+    assert (found["accuracy"], found["errors"], found["n"]) == (10 / 15, 5, 20)
+
+
+def test_differences_are_paired_by_problem_under_the_same_limit():
+    table = frames.paired_accuracy(FRAME)
+    assert set(zip(table["policy"], table["budget"], strict=True)) == {
+        ("epikv", 64.0), ("streaming", 64.0), ("epikv", 128.0)
+    }  # fmt: skip
+    epikv = row(table, "epikv", 64)
+    assert epikv["difference"] == pytest.approx(0.9 - 0.4) and epikv["n"] == 20
+    control = np.array([1] * 6 + [0.5] * 4 + [0] * 10)
+    own = np.array([1] * 18 + [0] * 2)
+    alone = stats.paired_difference(own, control)
+    assert (epikv["low"], epikv["high"], epikv["p"]) == (alone.estimate.low, alone.estimate.high, alone.p)
+    assert epikv["compared"] == 2 and epikv["p_holm"] >= epikv["p"]
+    same = row(table, "epikv", 128)
+    assert (same["difference"], same["p"], same["compared"]) == (0, 1, 1)
+    assert len(frames.paired_accuracy(FRAME, control="full")) == 6
+    with pytest.raises(ValueError, match="no policy 'h2o' to compare with"):
+        frames.paired_accuracy(FRAME, control="h2o")
+
+
+def test_outcomes_add_up_to_one():
+    table = frames.outcomes(FRAME)
+    sums = table.groupby(["policy", "budget", "protect_prompt"], dropna=False)["share"].sum()
+    assert sums.tolist() == pytest.approx([1] * len(sums))
+    assert list(dict.fromkeys(table["outcome"])) == ["loop", "length", "correct", "wrong"]
+    streaming = table[(table["policy"] == "streaming") & (table["outcome"] == "loop")].iloc[0]
+    assert (streaming["count"], streaming["n"]) == (20, 20)
+
+
+def test_seeds_of_a_stochastic_policy():
+    (found,) = frames.seed_spreads(FRAME).to_dict("records")
+    assert (found["policy"], found["seeds"], found["problems"]) == ("random", 2, 20)
+    assert (found["lowest"], found["highest"]) == (0.3, 0.5)
+    assert found["seed_sd"] == pytest.approx(np.sqrt(4 * 0.5 / 20 / 20))
+
+
+def test_pass_at_k_of_two_seeds():
+    two = FRAME[(FRAME["policy"] == "random") & (FRAME["budget"] == 64) & (FRAME["protect_prompt"] == False)]  # noqa: E712
+    table = frames.pass_at_k(two, k=(1, 2)).set_index("k")
+    assert table["pass_at_k"].tolist() == pytest.approx([0.4, 0.5])
+    with pytest.raises(ValueError, match="pass@3 needs at least 3"):
+        frames.pass_at_k(two, k=(3,))
+
+
+def test_empty_frames_are_refused():
+    for function in (frames.accuracy, frames.outcomes, frames.paired_accuracy):
+        with pytest.raises(ValueError, match="no rows"):
+            function(FRAME.head(0))
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def title(ax):
+    return ax.get_title(loc="left").replace("\n", " ")
+
+
+def test_every_accuracy_panel_has_the_full_cache_and_the_protected_control():
+    table = frames.accuracy(FRAME)
+    ax = plots.accuracy(table, ["epikv"])
+    assert {"full cache", "random", "random, prompt protected", "epikv"} <= set(labels(ax))
+    assert title(ax) == ("At 64 slots, prompt not protected, epikv solves 90%, random 40%, the full cache 95%")
+    protected = plots.accuracy(table, protect_prompt=True)
+    assert {"full cache", "random, prompt protected"} <= set(labels(protected))
+    with pytest.raises(ValueError, match="protect_prompt=True"):
+        plots.accuracy(frames.accuracy(FRAME[FRAME["protect_prompt"] != True]), protect_prompt=True)  # noqa: E712
+
+
+def test_paired_differences_say_how_many_stand():
+    ax = plots.paired_accuracy(frames.paired_accuracy(FRAME))
+    assert title(ax).startswith("1 of 2 policies solve more than random at 64 slots, 1 fewer")
+    with pytest.raises(ValueError, match="budget 32; there are"):
+        plots.paired_accuracy(frames.paired_accuracy(FRAME), budget=32)
+
+
+def test_outcomes_name_the_worst():
+    ax = plots.outcomes(frames.outcomes(FRAME))
+    assert "most streaming (100%, mainly loop)" in title(ax)
+    assert "give no answer that counts" in title(ax)
+    bars = {bar.get_label(): sum(patch.get_width() for patch in bar) for bar in ax.containers}
+    assert sum(bars.values()) == pytest.approx(4), "full, random, epikv, streaming"
+
+
+def test_conditional_accuracy_names_the_gap():
+    ax = plots.evicted_accuracy(frames.accuracy(FRAME))
+    assert title(ax) == "At 64 slots, texts that never evict raise a policy's accuracy by up to 7 points"
+
+
+def test_variants_are_drawn_beside_the_full_cache():
+    variants = pd.concat([FRAME, texts("epikv", 64, NONE, positions="cache-relative")])
+    ax = plots.accuracy_at(frames.accuracy(variants))
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert "epikv, cache-relative" in names and "epikv, absolute" in names
+    assert "from 0%" in title(ax) and "to 90% (epikv, absolute)" in title(ax)
+
+
+def test_published_curves_have_a_panel_of_their_own():
+    frame = ev.published(withdrawn=False)
+    math = frame[(frame["paper"] == "epikv") & (frame["task"] == "math500") & (frame["table"] == "Table 3")]
+    ax = plots.published_accuracy(math)
+    assert "Published by epikv (DeepSeek-R1-Distill-Llama-8B, math500): at 512 slots" in title(ax)
+    with pytest.raises(ValueError, match="one task is needed"):
+        plots.published_accuracy(frame[(frame["paper"] == "epikv") & (frame["unit"] == "%")])
+    with pytest.raises(ValueError, match="several numbers at budget"):
+        plots.published_accuracy(pd.concat([math, math]))
