@@ -54,6 +54,7 @@ class Bench {
     const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
     this.model = new CountingModel({ ...state, _data: new DataView(bytes.buffer) });
     /** @type {number[]} */ this.frames = [];
+    /** @type {(() => void) | undefined} */ this.tell = undefined;
     let pressed = 0;
     const stamp = (/** @type {Event} */ event) => (pressed = event.timeStamp);
     window.addEventListener("pointermove", stamp, true);
@@ -61,7 +62,10 @@ class Bench {
       "input",
       () => {
         const from = pressed;
-        painted().then(() => this.frames.push(performance.now() - from));
+        painted().then(() => {
+          this.frames.push(performance.now() - from);
+          this.tell?.();
+        });
       },
       true,
     );
@@ -83,6 +87,11 @@ class Bench {
     await painted();
     this.frames.length = 0;
     this.model.sent = 0;
+  }
+
+  /** Resolves when so many moves were painted. @param {number} number */
+  async moved(number) {
+    while (this.frames.length < number) await new Promise((done) => (this.tell = () => done(undefined)));
   }
 
   /** The script time of redrawing a timeline with every method, budget and threshold. */

@@ -151,6 +151,7 @@ def test_the_layer_map_shows_the_strongest_score(show, tokens):
             colours.setdefault(int(strongest), set()).add(int(drawn[layer, x]))
     assert all(len(found) == 1 for found in colours.values())
     assert len(set.union(*colours.values())) > 0.8 * len(colours) > 40
+    assert page.locator(".badge").is_hidden()  # nothing is ranked or evicted here
     put(page, layer_by="value range")
     assert not np.array_equal(pixels(page), drawn)
 

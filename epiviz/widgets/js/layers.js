@@ -3,6 +3,7 @@ class LayerMap extends Panel {
   /** @param {State} state */
   constructor(state) {
     super(state, "layers", "Layers");
+    this.tells = false;
     const names = state.layerScores.map((score) => score.name);
     this.choice = h(
       "select",

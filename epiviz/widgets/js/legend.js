@@ -20,8 +20,8 @@ const sample = (look, text) => h("span", { className: `sample ${look}` }, text);
 
 /** The reasons that occur, in their underlines. @param {Story[]} stories @returns {Node[]} */
 function reasons(stories) {
-  const seen = new Set(stories.flatMap((story) => [...new Set(story.reason)]));
-  const why = REASONS.flatMap((text, reason) => (reason && seen.has(reason) ? [sample(`r${reason}`, text)] : []));
+  const occurs = (/** @type {number} */ reason) => stories.some((story) => story.reason.includes(reason));
+  const why = REASONS.flatMap((text, reason) => (reason && occurs(reason) ? [sample(`r${reason}`, text)] : []));
   return why.length ? [h("span", { className: "why" }, "kept as", ...why)] : [];
 }
 

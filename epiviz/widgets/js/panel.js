@@ -3,6 +3,7 @@ class Panel {
   /** @param {State} state @param {string} name @param {string} title */
   constructor(state, name, title) {
     this.state = state;
+    this.tells = true; // of a history; else of the text alone
     this.palette = new Palette(state);
     this.controls = h("span", { className: "tools" });
     this.readout = h("span", { className: "readout" });
@@ -95,11 +96,12 @@ class Solo {
     const { state } = this;
     const { now, shown, tokens } = state;
     this.root.dataset.shown = shown;
+    this.badge.hidden = !this.panel.tells;
     this.badge.textContent = state.meta.badges[shown];
     this.root.setAttribute("aria-busy", String(state.missing.length > 0));
     const budget = shown === "replay" ? `${now.method}, budget ${count(now.budget)}, ` : "";
     const step = shown === "static" ? "" : `${budget}step ${count(now.step)} of ${count(tokens)}`;
-    this.counts.textContent = state.missing.length ? state.excuse() : step;
+    this.counts.textContent = !this.panel.tells ? "" : state.missing.length ? state.excuse() : step;
   }
 
   close() {

@@ -56,16 +56,18 @@ class TextColumn {
     });
   }
 
-  /** @param {HTMLElement} span @param {string} piece */
-  write(span, piece) {
-    if (UNSEEN.test(piece)) span.replaceChildren(...written(piece));
-    else span.textContent = piece;
-    if (/^\s*\n\s*$/.test(piece)) span.dataset.nl = "";
+  /** @param {HTMLElement} span @param {string} piece @param {boolean} [plain] nothing in it is invisible */
+  write(span, piece, plain = !UNSEEN.test(piece)) {
+    if (plain) span.textContent = piece;
+    else span.replaceChildren(...written(piece));
+    if (piece.includes("\n") && !piece.trim()) span.dataset.nl = "";
   }
 
   /** Make the spans of the tokens from `from` on, and the blocks they stand in. @param {number} from */
   build(from) {
     const divergence = new Set(this.info.divergence);
+    // One search of the text is quicker than one of each token, and most texts have nothing to find.
+    const plain = !UNSEEN.test(this.source.text.slice(this.source.offsets[from]));
     let block = this.blocks.at(-1) ?? this.body;
     for (let i = from; i < this.length; i++) {
       const size = i - (this.starts.at(-1) ?? -BLOCK_MAX);
@@ -79,7 +81,7 @@ class TextColumn {
       }
       const span = document.createElement("span");
       const piece = this.source.piece(i);
-      this.write(span, piece);
+      this.write(span, piece, plain || undefined);
       if (divergence.has(i)) span.dataset.split = "";
       block.append(span);
       this.spans.push(span);
