@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from epiviz.palette import FAINT, GREY, INK, LINE, distinct_styles, dress, new_axes, note
+from epiviz.palette import FAINT, GREY, INK, LINE, distinct_styles, dress, new_axes, note, policy_style
 from epiviz.stats import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALPHA = 0.05
+LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 
 
 def budget_curves(
@@ -98,7 +99,7 @@ def against_control(table: pd.DataFrame, control: str = "random", ax: Axes | Non
     for row, column in np.argwhere(wide.notna().to_numpy()):
         value = wide.iloc[row, column]
         mark = "•" if standing.iloc[row, column] else ""
-        dark = abs(value) > 0.65 * limit
+        dark = image.to_rgba(np.array([value]))[0, :3] @ LUMA < 0.55
         note(ax, f"{signed(value)} {mark}", (column, row), ha="center", va="center", fontsize=7,
              color="white" if dark else INK)  # fmt: skip
     bar = ax.figure.colorbar(image, ax=ax, extend="both", pad=0.02)
@@ -117,3 +118,56 @@ def against_control(table: pd.DataFrame, control: str = "random", ax: Axes | Non
     ax.grid(False)
     ax.tick_params(labelsize=7.5, length=0, color=GREY)
     return ax
+
+
+def differences(
+    table: pd.DataFrame, share: float | None = None, control: str = "random", ax: Axes | None = None
+) -> Axes:
+    """Draw each policy's paired difference to the control at one budget, with intervals.
+
+    Intervals of two policies may overlap although one costs less on every trace; the interval of their difference
+    tells. Filled markers stay clear of the control after Holm's correction for comparing many policies.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+        From :func:`epiviz.frames.budget_curves`, of several traces.
+    share : float, optional
+        Of the text, as in the table; the tightest budget if not given.
+    control : str
+    ax : matplotlib.axes.Axes, optional
+
+    Raises
+    ------
+    ValueError
+        No policy has a difference at this budget.
+    """
+    share = table["share"].min() if share is None else share
+    rows = table[(table["share"] == share) & table["difference"].notna()]
+    if rows.empty:
+        raise ValueError(
+            f"no policy has a difference to {control!r} at {share:.0%} of the text; the table has "
+            f"{', '.join(f'{each:.0%}' for each in sorted(table['share'].unique()))} and needs the control at each"
+        )
+    rows = rows.sort_values("difference", ascending=False)
+    if ax is None:
+        ax = new_axes(None)
+        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
+    ax.axvline(0, color=GREY, lw=1)
+    standing = rows["p_holm"] < ALPHA
+    for place, (row, clear) in enumerate(zip(rows.itertuples(), standing, strict=True)):
+        style = policy_style(row.policy)
+        ax.hlines(place, row.difference_low, row.difference_high, color=style.color, lw=2)
+        face = style.color if clear else "white"
+        ax.plot(row.difference, place, marker=style.marker, ms=7, mfc=face, mec=style.color, ls="none")
+    ax.set_yticks(range(len(rows)), rows["policy"])
+    n = int(rows["n"].max())
+    best = rows.iloc[-1]
+    title = (
+        f"At {share:.0%} of the text {int((standing & (rows['difference'] < 0)).sum())} of {len(rows)} policies cost "
+    )
+    title += (
+        f"less than {control} (filled: p < {ALPHA:g} after Holm); most {best['policy']}, {signed(best['difference'])}"
+    )
+    unit = f"−log p minus that of {control} (nats per token), paired over {n} traces, 95% t interval"
+    return dress(ax, title, unit, "")

@@ -66,6 +66,10 @@ def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None
         all_of_it = (evicting["kv_mib"] + evicting["state_mib"]) / (full["kv_mib"] + full["state_mib"]).max()
         title = f"Evicting caches: {spread(pairs)} of the full cache's keys and values, "
         title += f"{spread(all_of_it)} with what policies keep besides"
+    elif len(evicting) > 1:
+        most = evicting.loc[evicting["state_mib"].idxmax()]
+        title = f"Besides {evicting['kv_mib'].mean():.1f} MiB of keys and values, {most['policy']} keeps "
+        title += f"{most['state_mib']:.2f} MiB, the median policy {evicting['state_mib'].median():.2f}"
     attended = "attended (hollow), " if (frame["attended_slots"] < frame["mean_slots"]).any() else ""
     unit = f"slots per layer and KV head: {attended}mean (marker) to peak (bar); keys and values + state"
     return dress(ax, title, unit, "")
