@@ -93,6 +93,21 @@ def test_the_titles_tell_the_findings():
         plots.against_control(frames.budget_curves(grid(cost, policies=("good", "odd"))))
 
 
+def test_differences_are_paired_and_marked():
+    table = frames.budget_curves(grid(cost))
+    ax = plots.differences(table)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["odd", "good"]
+    title = ax.get_title("left").replace("\n", " ")
+    assert title.startswith("At 25% of the text 1 of 2 policies cost less than random") and "lowest good, −0.2" in title
+    faces = [line.get_markerfacecolor() for line in ax.lines if len(line.get_xdata()) == 1]
+    assert faces[0] == "white" and faces[1] != "white"
+    good = table.query("policy == 'good' and share == 0.25").iloc[0]
+    ends = ax.collections[1].get_segments()[0][:, 0]
+    assert ends.tolist() == pytest.approx([good["difference_low"], good["difference_high"]])
+    with pytest.raises(ValueError, match="no policy has a difference to 'random' at 30% of the text; .* 25%, 50%"):
+        plots.differences(table, 0.3)
+
+
 def test_recall_and_positions_are_told_and_drawn():
     rows = [("random", 0.6), ("good", 0.8), ("odd", 0.5)]
     table = pd.DataFrame(

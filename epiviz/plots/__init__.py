@@ -14,7 +14,7 @@ from epiviz.plots.accuracy import (
     published_accuracy,
 )
 from epiviz.plots.bands import band_anatomy, score_anatomy
-from epiviz.plots.budgets import against_control, budget_curves
+from epiviz.plots.budgets import against_control, budget_curves, differences
 from epiviz.plots.costs import cost, meter
 from epiviz.plots.histories import kept_share, overlap
 from epiviz.plots.pareto import pareto, pareto_hover
@@ -33,6 +33,7 @@ __all__ = [
     "budget_curves",
     "carriers",
     "cost",
+    "differences",
     "displacement",
     "diversity",
     "evicted_accuracy",

@@ -163,11 +163,8 @@ def differences(
     ax.set_yticks(range(len(rows)), rows["policy"])
     n = int(rows["n"].max())
     best = rows.iloc[-1]
-    title = (
-        f"At {share:.0%} of the text {int((standing & (rows['difference'] < 0)).sum())} of {len(rows)} policies cost "
-    )
-    title += (
-        f"less than {control} (filled: p < {ALPHA:g} after Holm); most {best['policy']}, {signed(best['difference'])}"
-    )
-    unit = f"−log p minus that of {control} (nats per token), paired over {n} traces, 95% t interval"
-    return dress(ax, title, unit, "")
+    better = int((standing & (rows["difference"] < 0)).sum())
+    title = f"At {share:.0%} of the text {better} of {len(rows)} policies cost less than {control} "
+    title += f"(filled: p < {ALPHA:g} after Holm); lowest {best['policy']}, {signed(best['difference'])}"
+    unit = f"−log p minus that of {control} (nats per token)\npaired over {n} traces, 95% t interval"
+    return dress(ax, title, unit, "", width=46)
