@@ -7,8 +7,6 @@ them, and a call that was killed goes on where it was. What a text is worth is t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 import time
 import uuid
@@ -26,67 +24,19 @@ import pandas as pd
 
 from epiviz import cells as kept
 from epiviz import frames
+from epiviz.attempts import GRADING, Attempt, Cell, Settings, make_attempts
 from epiviz.continuous import Continuous
 from epiviz.decode import Sampler, progress_bar
-from epiviz.draws import sample_key
-from epiviz.engine import Meter, Row, Session, make_rows
+from epiviz.engine import Meter, Row, Session
 from epiviz.models import Model, cache_directory
 from epiviz.policies.base import Budget, BudgetError, Policy, get
 from epiviz.positions import check as check_positions
 from epiviz.results import write_atomically
-from epiviz.tasks.answers import thinks_first
-from epiviz.tasks.outcomes import OUTCOMES, UNGRADED, Judgement, judge
+from epiviz.tasks.outcomes import OUTCOMES, UNGRADED, Judgement
 from epiviz.tasks.problems import Problem
 
 WRITE_SECONDS = 10.0  # a kill loses the texts of at most so long, and those being written
-WRITING = (
-    *("attention", "cache", "continuous", "decode", "draws", "engine", "models", "policies", "positions"),
-    *("selector", "signals"),
-)  # the modules that decide what is written
-GRADING = ("decode", *(f"tasks/{name}" for name in ("answers", "mathematics", "mathematics_worker", "outcomes")))
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One sample of one problem: what does not depend on the policy.
-
-    Attributes
-    ----------
-    problem : Problem
-    sample : int
-        Its number among the samples of the problem.
-    prompt : list of int
-    key : int
-        Of its draws; see :func:`epiviz.draws.sample_key`.
-    """
-
-    problem: Problem
-    sample: int
-    prompt: list[int]
-    key: int
-
-    @cached_property
-    def id(self) -> str:
-        """Names the attempt in the files of a cell."""
-        problem = self.problem
-        parts = [problem.id, problem.answer, problem.form, self.prompt, self.key]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A policy under a budget with a seed, and the folder of its texts."""
-
-    policy: Policy
-    budget: Budget | None
-    seed: int
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        budget = "" if self.budget is None else f", budget {self.budget.total:g}"
-        return f"{self.policy.label}{budget}, seed {self.seed}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +170,7 @@ def evaluate(
     settings = Settings(
         model, Sampler.of(model, sampling, temperature, top_p, top_k), max_new_tokens, check_positions(positions)
     )
-    attempts = _attempts(model, problems, samples, raw)
+    attempts = make_attempts(model, problems, samples, raw)
     home = Path(cache) if cache is not None else cache_directory() / "evaluations"
     named = [get(each) for each in _several(policy, (str, Policy))]
     limits = _several(budget, (int, float, Budget))
@@ -239,102 +189,11 @@ def evaluate(
     return _read(settings, cells, attempts)
 
 
-@dataclass(frozen=True, eq=False)
-class Settings:
-    """What all cells of an evaluation share."""
-
-    model: Model
-    sampler: Sampler
-    max_new_tokens: int
-    positions: str
-
-    @cached_property
-    def thinks(self) -> bool:
-        return thinks_first(self.model.tokenizer)
-
-    def key(self, policy: Policy, budget: Budget | None, seed: int) -> str:
-        """Return the hash under which a cell is stored."""
-        return kept.key(
-            kept.code_hash(WRITING),
-            self.model.fingerprint,
-            self.model.tokenizer_fingerprint,
-            repr(policy.for_model(self.model.shape)),
-            kept.foreign_source(policy),
-            repr(budget),
-            seed,
-            self.positions,
-            repr(self.sampler),
-            self.max_new_tokens,
-        )
-
-    def check(self, cell: Cell, attempts: Sequence[Attempt]) -> None:
-        """Raise what a run would raise about its budget, with the cell's name and how many problems it concerns."""
-        first, failed = None, set()
-        for attempt in attempts:
-            try:
-                (row,) = self.rows(cell, [attempt])
-                if row.budget is not None:
-                    cell.policy.check(row.budget, self.model.shape)
-            except BudgetError as error:
-                first = first or (attempt.problem.id, error)
-                failed.add(attempt.problem.id)
-        if first is not None:
-            problems = len({attempt.problem.id for attempt in attempts})
-            raise BudgetError(
-                f"{cell.name} does not fit {len(failed)} of {problems} problems; {first[0]}: {first[1]}"
-            ) from first[1]
-
-    def rows(self, cell: Cell, attempts: Sequence[Attempt]) -> list[Row]:
-        rows = make_rows([attempt.prompt for attempt in attempts], cell.policy, cell.budget, self.max_new_tokens)
-        for row, attempt in zip(rows, attempts, strict=True):
-            row.sample = attempt.key  # its number among the problem's samples, whatever batch it is in
-        return rows
-
-    def text(self, status: str, tokens: Sequence[int]) -> str:
-        """Return what was written, without the token that ended it."""
-        ended = len(tokens) - 1 if status == "finished" else len(tokens)
-        return self.model.tokenizer.decode(
-            tokens[:ended], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
-    def judge(self, attempt: Attempt, record: dict) -> dict:
-        """Return the outcome of a record as columns, with the grader that told it."""
-        tokens, error = record["tokens"], record["error"] or None
-        found = judge(
-            attempt.problem,
-            "" if error else self.text(record["status"], tokens),
-            record["status"],
-            tokens,
-            thinks=self.thinks,
-            error=error,
-        )
-        return {**asdict(found), "grader": kept.code_hash(GRADING)}
-
-
 def _several(given, kinds) -> list:
     """Return one or several values as a list."""
     if given is None:
         return []
     return [given] if isinstance(given, kinds) else list(given)
-
-
-def _attempts(model: Model, problems: Sequence[Problem], samples: int, raw: bool) -> list[Attempt]:
-    """Return every sample of every problem: the first of all of them, then the second."""
-    if isinstance(problems, Problem) or not all(isinstance(each, Problem) for each in problems):
-        raise TypeError("problems must be a list of Problem, as epiviz.tasks.load returns it")
-    if not len(problems):
-        raise ValueError("there are no problems; load some with epiviz.tasks.load(…)")
-    ids = Counter(problem.id for problem in problems)
-    if twice := [name for name, count in ids.items() if count > 1]:
-        raise ValueError(f"the problem {twice[0]!r} stands {ids[twice[0]]} times; ask for more samples instead")
-    prompts = [model.encode(problem.prompt, raw=raw) for problem in problems]
-    copies: Counter[tuple[int, ...]] = Counter()
-    attempts = []
-    for sample, (problem, prompt) in product(range(samples), zip(problems, prompts, strict=True)):
-        repeat = copies[tuple(prompt)]
-        copies[tuple(prompt)] += 1
-        attempts.append(Attempt(problem, sample, prompt, sample_key(prompt, repeat)))
-    return attempts
 
 
 # -- computing ---------------------------------------------------------------------------------------------------------
@@ -344,21 +203,24 @@ def _compute(
     settings: Settings, cells: Sequence[Cell], attempts: Sequence[Attempt], batch_size: int, progress: bool
 ) -> None:
     """Write what is missing, cell by cell; cells that another process is at come last."""
-    missing = sum(len(_missing(cell, attempts)) for cell in cells)
+    unfinished = [cell for cell in cells if _missing(cell, attempts)]
+    missing = sum(len(_missing(cell, attempts)) for cell in unfinished)
     with progress_bar(missing, "evaluation", progress, unit="text") as bar:
         for wait in (False, True):
-            for cell in cells:
+            taken_by_others = []
+            for cell in unfinished:
                 with ExitStack() as locks:
-                    if not _missing(cell, attempts) or not _take(cell, locks, wait):
+                    if not _take(cell, locks, wait):
+                        taken_by_others.append(cell)
                         continue
-                    wanted = _missing(cell, attempts)  # another process may have finished it meanwhile
                     bar.set_postfix_str(cell.name, refresh=False)
                     writer = _Writer(settings, cell, bar)
-                    try:
-                        _run(settings, cell, wanted, batch_size, writer)
+                    try:  # another process may have written some meanwhile
+                        _run(settings, cell, _missing(cell, attempts), batch_size, writer)
                     finally:
                         writer.flush()
                     writer.join_parts()
+            unfinished = taken_by_others
 
 
 def _take(cell: Cell, locks: ExitStack, wait: bool) -> bool:

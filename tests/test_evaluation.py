@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import epiviz as ev
-from epiviz import evaluation, policies, tasks, training
+from epiviz import attempts, evaluation, policies, tasks, training
 from epiviz.policies.base import Policy, Ranking
 from epiviz.tasks.outcomes import OUTCOMES
 
@@ -164,7 +164,7 @@ def test_a_changed_grader_judges_texts_that_are_there_anew(tmp_path, monkeypatch
     monkeypatch.setattr(evaluation.kept, "code_hash", lambda modules: f"changed {modules is evaluation.GRADING}")
     monkeypatch.setattr(evaluation.Settings, "key", lambda self, *cell: next(
         path.name for path in tmp_path.iterdir() if path.is_dir()))  # fmt: skip
-    monkeypatch.setattr(evaluation, "judge", lambda *args, **kwargs: evaluation.Judgement("garbage"))
+    monkeypatch.setattr(attempts, "judge", lambda *args, **kwargs: evaluation.Judgement("garbage"))
     after = run(n=3, cache=tmp_path)
     assert set(after.frame["outcome"]) == {"garbage"} and after.texts == before.texts
 
@@ -225,7 +225,7 @@ def test_what_the_grader_raises_is_no_error_of_the_policy(tmp_path, monkeypatch)
     def broken(*args, **kwargs):
         raise RuntimeError("the grader is broken")
 
-    monkeypatch.setattr(evaluation, "judge", broken)
+    monkeypatch.setattr(attempts, "judge", broken)
     with pytest.raises(RuntimeError, match="the grader is broken"):
         run(n=2, cache=tmp_path)
 

@@ -20,6 +20,7 @@ EXPECTED = {
     "04_value_states",
     "05_all_methods",
     "06_evicted_generation",
+    "07_accuracy_vs_budget",
     "10_your_own_policy",
     "a1_train_the_tiny_reasoner",
 }
