@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,10 +232,13 @@ def run_sweep(
     with Progress(len(missing), say) as progress:
         for wait in (False, True):  # what another launcher is at, is waited for at the end
             left = [replace(job, wait=wait) for job in missing if job.name not in found]
-            for job, run in executor.run(left) if left else ():
-                if run is not None:
-                    found[job.name] = run
-                    progress.tell(str(sweep.cells[job.name]), run)
+            if not left:
+                break
+            with closing(executor.run(left)) as ended:  # whatever happens here, no run is left without a launcher
+                for job, run in ended:
+                    if run is not None:
+                        found[job.name] = run
+                        progress.tell(str(sweep.cells[job.name]), run)
     return [found[job.name] for job in jobs]
 
 

@@ -58,9 +58,16 @@ class RayExecutor:
     def width(self) -> int:
         if self.workers:
             return self.workers
-        has = ray.cluster_resources() if ray.is_initialized() else {"CPU": devices.cores(), "GPU": 0}
-        asked = {"CPU": self.cpus, "GPU": self.gpus}
-        return max(1, min(int(has.get(kind, 0) / each) for kind, each in asked.items() if each))
+        if not ray.is_initialized():
+            return devices.cores()
+        has, asked = ray.cluster_resources(), {"CPU": self.cpus, "GPU": self.gpus}
+        room = min((int(has.get(kind, 0) / each) for kind, each in asked.items() if each), default=devices.cores())
+        if room == 0:
+            raise ParameterError(
+                f"a run asks for {self.cpus:g} CPUs and {self.gpus:g} GPUs, and the whole cluster has "
+                f"{has.get('CPU', 0):g} and {has.get('GPU', 0):g}; ask for less, or set workers if it grows by itself"
+            )
+        return room
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Manifest | None]]:
         """Make runs; one whose node is lost is left to the next call."""
