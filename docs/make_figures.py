@@ -36,7 +36,7 @@ def side_by_side(model: ev.Model) -> ev.TraceReader:
     """What the model writes with its full cache and while slots leave it, at the step at which the texts part."""
     runs = [ev.generate(model, PROMPT, policy, LIMIT, max_new_tokens=160) for policy in ("full", "vase-attnv")]
     split = runs[0].prompt_length + int(frames.runs(runs, reference=runs[0])["same_tokens"].iloc[1])
-    return ev.TraceReader(runs, title="Where do two texts part?", step=split, selected=split - 1, column=1)
+    return ev.TraceReader(runs, title="Where do two texts part?", step=split)
 
 
 def photograph(browser: Browser, view: ev.TraceReader | ev.Workbench, picture: Path) -> None:
