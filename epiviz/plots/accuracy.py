@@ -294,13 +294,14 @@ def published_accuracy(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
                 ls=style.dash, ms=4, lw=1.2, label=method)  # fmt: skip
     for _, row in frame[frame["budget"].isna()].iterrows():
         ax.axhline(row["value"] / 100, color=INK, lw=1.2)
-        note(ax, row["method"], (0, row["value"] / 100), (3, 3), color=INK)
+        note(ax, row["method"], (curves["budget"].max(), row["value"] / 100), (0, 3), ha="right", color=INK)
     ax.set_xscale("log", base=2)
     budgets = sorted(curves["budget"].unique())
     ax.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     ax.xaxis.minorticks_off()
     ax.yaxis.set_major_formatter(_percent)
-    ax.legend(fontsize=6.5, frameon=False, ncols=2)
+    ax.set_ylim(-0.02, 1.02)
+    ax.legend(fontsize=6.5, frameon=False, ncols=2, loc="upper left")
     first = frame.iloc[0]
     title = f"Published by {first['paper']} ({first['model'].split('/')[-1]}, {first['task']}): at "
     title += f"{best.iloc[0]['budget']} slots {best.iloc[0]['method']} {best.iloc[0]['value']:g}%"
