@@ -285,7 +285,7 @@ class Live(View):
     def _send_from(self, token: int, event: int) -> None:
         content, buffers = self._stream.message(token, event)
         rate = None
-        if len(self._pace) > 1:
+        if self._pace and self._pace[-1][0] > self._pace[0][0]:  # a pause may follow a message at once
             (start, before), (end, after) = self._pace[0], self._pace[-1]
             rate = (after - before) / (end - start)
         self.send(content | {"rate": rate}, buffers)
