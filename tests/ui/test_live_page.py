@@ -65,7 +65,9 @@ DROPPED = [32] * RUN.retention.events
 def live(tab):
     def load(**options):
         page = tab(bypass_csp=True, **options)
-        page.set_content("<!doctype html><html lang='en'><title>live</title><main><h1>live</h1></main></html>")
+        page.set_content(
+            "<!doctype html><html lang='en'><title>live</title><main><h1>a notebook</h1><h2>live</h2></main></html>"
+        )
         page.add_style_tag(content=style())
         page.add_script_tag(type="module", content=script() + HARNESS)
         page.wait_for_function("Boolean(window.start)")
