@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from epiviz.models import ModelShape
@@ -87,6 +88,12 @@ class Windows:
     def copy_row(self, row: int, source: Windows) -> None:
         self.keys[:, row], self.values[:, row] = source.keys[:, 0], source.values[:, 0]
         self.positions[row] = source.positions[0]
+
+    def join_rows(self, other: Windows) -> None:
+        """Take over the rows of other windows, behind one's own."""
+        self.keys = torch.cat([self.keys, other.keys], dim=1)
+        self.values = torch.cat([self.values, other.values], dim=1)
+        self.positions = torch.cat([self.positions, other.positions])
 
     def select_rows(self, index: torch.Tensor) -> None:
         self.keys, self.values = self.keys.index_select(1, index), self.values.index_select(1, index)
@@ -328,6 +335,22 @@ class SlotCache(Cache):
         if self.windows is not None:
             self.windows.select_rows(index)
         self._reset_counts([self.seen[row] for row in rows], [self.held[row] for row in rows])
+
+    def join_rows(self, other: SlotCache) -> None:
+        """Take over the rows of another cache of the same model, behind one's own."""
+        capacity = max(self.capacity, other.capacity)
+
+        def both(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+            channels = (0, 0) * (mine.dim() - 4)  # keys and values have them behind their slots
+            return torch.cat([pad(x, (*channels, 0, capacity - x.shape[3])) for x in (mine, theirs)], dim=1)
+
+        self.keys, self.values = both(self.keys, other.keys), both(self.values, other.values)
+        if self.written_keys is not None:
+            self.written_keys = both(self.written_keys, other.written_keys)
+        self.tracks = {name: both(track, other.tracks[name]) for name, track in self.tracks.items()}
+        if self.windows is not None:
+            self.windows.join_rows(other.windows)
+        self._reset_counts([*self.seen, *other.seen], [*self.held, *other.held])
 
     def slots(self, rows: Sequence[int], n: int) -> dict[str, torch.Tensor]:
         """Return keys, values and tracks of some rows' first ``n`` slots; views if these are all rows."""

@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn.functional import pad
 
-from epiviz.attention import RecentQueries
 from epiviz.decode import Sampler, decode, step
 from epiviz.engine import Row, Session, uninterrupted
 
@@ -100,7 +98,7 @@ class Continuous:
             if fresh.rows:
                 logits = torch.cat([logits[: len(session.rows)], found])
                 with uninterrupted():
-                    join(session, fresh)
+                    session.join(fresh)
         self._report()
         return logits
 
@@ -115,36 +113,3 @@ class Continuous:
         self.running = [row for row in self.running if row not in ended]
         for row in ended:
             self.on_end(row, self._seconds.pop(id(row)))
-
-
-def join(session: Session, other: Session) -> None:
-    """Let the rows of another session of the same model, policy and seed join a session; the other is used up."""
-    if not session.rows:
-        for name in ("cache", "recent", "state", "rows"):
-            setattr(session, name, getattr(other, name))
-    else:
-        append_rows(session.cache, other.cache)
-        session.state = {name: torch.cat([x, other.state[name]]) for name, x in session.state.items()}
-        if session.recent is not None:
-            session.recent = RecentQueries.stack([session.recent, other.recent])
-        session.rows = [*session.rows, *other.rows]
-    session._nan |= other._nan
-
-
-def append_rows(cache, other) -> None:
-    """Take over the rows of another cache of the same model, behind one's own."""
-    capacity = max(cache.capacity, other.capacity)
-
-    def both(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        tail = (0, 0) * (mine.dim() - 4)  # keys and values have channels behind their slots
-        return torch.cat([pad(x, (*tail, 0, capacity - x.shape[3])) for x in (mine, theirs)], dim=1)
-
-    cache.keys, cache.values = both(cache.keys, other.keys), both(cache.values, other.values)
-    if cache.written_keys is not None:
-        cache.written_keys = both(cache.written_keys, other.written_keys)
-    cache.tracks = {name: both(track, other.tracks[name]) for name, track in cache.tracks.items()}
-    if cache.windows is not None:
-        mine, theirs = cache.windows, other.windows
-        mine.keys, mine.values = torch.cat([mine.keys, theirs.keys], 1), torch.cat([mine.values, theirs.values], 1)
-        mine.positions = torch.cat([mine.positions, theirs.positions])
-    cache._reset_counts([*cache.seen, *other.seen], [*cache.held, *other.held])

@@ -368,6 +368,18 @@ class Session:
 
     # -- the end of rows -------------------------------------------------------------------------------------
 
+    def join(self, other: Session) -> None:
+        """Take over the rows of another session of the same model, policy and seed, behind one's own; it is used up."""
+        if not self.rows:
+            self.cache, self.recent, self.state, self.rows = other.cache, other.recent, other.state, other.rows
+        else:
+            self.cache.join_rows(other.cache)
+            self.state = {name: torch.cat([x, other.state[name]]) for name, x in self.state.items()}
+            if self.recent is not None:
+                self.recent = RecentQueries.stack([self.recent, other.recent])
+            self.rows = [*self.rows, *other.rows]
+        self._nan |= other._nan
+
     def finish(self, rows: Sequence[Row]) -> None:
         """Write down the history of rows and let them leave the batch."""
         for row in rows:
