@@ -16,7 +16,7 @@ from nbformat.sign import NotebookNotary
 from playwright.sync_api import Browser, Locator, Page
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-SLOW = 180_000  # ms: the first import of torch in a kernel, or a model
+SLOW = 300_000  # ms: the first import of torch in a kernel, or a model
 SOON = 30_000
 
 
@@ -69,7 +69,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until_up(address: str, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+def wait_until_up(address: str, server: subprocess.Popen, log: Path, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if server.poll() is not None:
@@ -96,7 +96,8 @@ class Notebook:
         self.page.goto(f"{lab.address}/lab/tree/{name}?reset", wait_until="domcontentloaded")
         self.cells = self.page.locator(".jp-Notebook .jp-CodeCell")
         self.cells.first.wait_for(timeout=SLOW)
-        self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=SLOW)
+        # the indicator above the notebook says idle before there is a kernel, and then a run asks which one to start
+        self.page.locator("#jp-bottom-panel", has_text="| Idle").wait_for(timeout=SLOW)
 
     def run(self, index: int) -> None:
         self.cells.nth(index).locator(".jp-InputArea-editor").click()

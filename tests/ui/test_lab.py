@@ -7,6 +7,7 @@ import nbclient
 import nbformat
 import pytest
 from lab import SLOW, SOON, Notebook, jupyterlab, notebook_of
+from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from playwright.sync_api import expect
 
@@ -62,7 +63,7 @@ moves = globals().get("moves", 0) + 1
 draw = np.random.default_rng(moves)
 bench.method = str(draw.choice(names))
 bench.budget = int(draw.choice(bench.data.budgets(bench.method)))
-bench.step = int(draw.integers(len(recorded) + 1))
+bench.step = int(draw.integers(len(recorded) // 2, len(recorded) + 1))
 bench.layer, bench.head = int(draw.integers(-1, bench.data.layers)), int(draw.integers(bench.data.heads))
 print("move", moves, bench.struck().nonzero()[0].tolist())
 """
@@ -175,7 +176,7 @@ def the_tour(folder):
         "budget": 64,
         "out_dir": str(folder / "tour"),
     }
-    notebook = parameterize_notebook(nbformat.read(path, as_version=4), parameters)
+    notebook = parameterize_notebook(load_notebook_node(str(path)), parameters)
     notebook.cells += [nbformat.v4.new_code_cell(source.strip()) for source in (STATE, MOVE)]
     return notebook
 
@@ -215,7 +216,7 @@ def test_the_tour_of_notebook_01(lab, open_notebook):
         moves += 1
         page.keyboard.press("Control+Enter")
         found.append(same_as_python())
-    assert len({tuple(struck) for struck in found}) > MOVES / 2
+    assert sum(map(bool, found)) > MOVES / 3 and len(set(map(tuple, found))) > MOVES / 4
 
     # run again: one view, in its first state
     notebook.run(shows)
@@ -228,6 +229,7 @@ def test_the_tour_of_notebook_01(lab, open_notebook):
     with notebook.drag(bench.get_by_label("budget", exact=True), 0.02, 0.98):
         expect(bench.locator(".counts")).to_contain_text("budget 128", timeout=SOON)
     bench.get_by_label("method", exact=True).select_option("random")
+    bench.get_by_label("layer", exact=True).select_option("5")  # so late, one head has lost what most still hold
     bench.locator(".block > span").nth(60).click()
     for key in ("Escape", "]", "]", "e", "Enter"):
         page.keyboard.press(key)
