@@ -266,5 +266,7 @@ def signed(value: float) -> str:
     --------
     >>> signed(-0.5)
     '−0.50'
+    >>> signed(-0.001)
+    '+0.00'
     """
-    return "unknown" if np.isnan(value) else f"{value:+.2f}".replace("-", "−")
+    return "unknown" if np.isnan(value) else f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00

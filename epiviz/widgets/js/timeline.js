@@ -72,7 +72,8 @@ class Timeline extends Panel {
     const slice = state.slice(pane);
     const story = state.stories[pane.story];
     strip.pane = pane;
-    strip.note.textContent = named ? `${pane.method}, budget ${count(story.budget)}` : "";
+    const under = story.events.length || story.selects ? `budget ${count(story.budget)}` : "nothing evicted";
+    strip.note.textContent = named ? `${pane.method}, ${under}` : "";
     strip.tick();
     const [width, height] = strip.fit();
     if (!width || !slice) return;
