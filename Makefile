@@ -21,8 +21,8 @@ lab: $(READY) ## open JupyterLab on the first notebook (LAB_ARGS="--no-browser -
 test: $(READY) ## run all tests (TEST_ARGS="-k retention")
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(TEST_ARGS)
 
-test-full: $(READY) ## run every policy on every model and dtype (hours), and write data/results/matrix.csv
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --full tests/test_matrix.py $(TEST_ARGS)
+test-full: $(READY) ## run every policy on every model and dtype and a whole sweep (hours), and write data/results/matrix.csv
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --full tests/test_matrix.py tests/test_executors.py $(TEST_ARGS)
 
 figures: $(READY) ## take the README's pictures again
 	$(BIN)/python docs/make_figures.py

@@ -15,10 +15,10 @@ CHINESE = "请一步一步地思考 🤔：小明有 12 个苹果 🍎，吃了 
 def test_an_infinite_budget_equals_the_library_greedy_generation(smollm2):
     ids = torch.tensor([smollm2.encode(QUESTION)])
     with torch.inference_mode():
-        reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False)
+        reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False)
     reference = reference[0, ids.shape[1] :].tolist()
     for policy, budget in [("full", None), ("vase-attnv", ev.Budget(10**9))]:
-        run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=120, progress=False)
+        run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=60, progress=False)
         assert run.tokens == reference
         assert run.retention.events == 0
 
@@ -28,9 +28,16 @@ def four_hundred(request, smollm2):
     budget = ev.Budget(128, sinks=4, recent=32, buffer=32, protect_prompt=request.param)
     # The full cache knows no protection, so it runs once; a protected prompt leaves less room, so events come sooner.
     policies = ["random", "streaming", "epikv", "vase-attnv", "vase-dkv", *([] if request.param else ["full"])]
-    length = 200 if request.param else 400
+    lengths = {"vase-attnv": 400, "full": 400}  # the others stop when they have evicted a few times
     return {
-        policy: ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=length, progress=False)
+        policy: ev.generate(
+            smollm2,
+            QUESTION,
+            policy,
+            budget,
+            max_new_tokens=lengths.get(policy, 200) // (1 + request.param),
+            progress=False,
+        )
         for policy in policies
     }, request.param
 

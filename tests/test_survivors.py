@@ -168,7 +168,7 @@ def test_a_bootstrap_in_parts_is_the_same(monkeypatch):
     x = np.random.default_rng(0).normal(size=50)
     member = x > 0
     whole = stats.mean_interval(x, member, draws=101)
-    monkeypatch.setattr(stats, "AT_ONCE", 77)
+    monkeypatch.setattr(stats.series, "AT_ONCE", 77)
     assert stats.mean_interval(x, member, draws=101) == whole
     assert whole.value == pytest.approx(x[member].mean()) and whole.low < whole.value < whole.high
     index = stats.block_indices(50, draws=101)

@@ -1,24 +1,17 @@
 /** Slots held by one head, step by step: up with every token, down with every eviction. */
 class Occupancy {
   constructor() {
-    const line = (/** @type {string} */ name) => {
-      const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-      path.setAttribute("class", name);
-      path.setAttribute("vector-effect", "non-scaling-stroke");
-      return path;
-    };
-    this.area = line("area");
-    this.curve = line("curve");
-    this.plot = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    this.plot.setAttribute("viewBox", "0 0 1 1");
-    this.plot.setAttribute("preserveAspectRatio", "none");
-    this.plot.setAttribute("role", "img");
-    this.plot.append(this.area, this.curve);
+    const box = h("div", { className: "box" });
+    // parsed, because creating an SVG element takes the address of its namespace, and pages hold no address
+    const line = (/** @type {string} */ name) => `<path class="${name}" vector-effect="non-scaling-stroke"/>`;
+    box.innerHTML = `<svg viewBox="0 0 1 1" preserveAspectRatio="none" role="img">${line("area")}${line("curve")}</svg>`;
+    this.plot = /** @type {SVGSVGElement} */ (box.firstElementChild);
+    [this.area, this.curve] = this.plot.children;
     this.marks = { budget: h("i", { className: "mark" }), peak: h("i", { className: "mark peak" }) };
     this.names = { budget: h("span"), peak: h("span") };
     this.right = h("div", { className: "limits" }, this.names.peak, this.names.budget);
     this.below = h("div", { className: "ends" });
-    const box = h("div", { className: "box" }, this.plot, this.marks.peak, this.marks.budget);
+    box.append(this.marks.peak, this.marks.budget);
     this.element = h("div", { className: "occupancy" }, box, this.right, this.below);
   }
 
