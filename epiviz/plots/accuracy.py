@@ -220,12 +220,10 @@ def evicted_accuracy(
     ax.xaxis.set_major_formatter(_percent)
     ax.legend(fontsize=7.5, frameon=False, loc="lower right")
     gap = (rows["accuracy"] - rows["accuracy_evicted"]).max()
-    title = (
-        f"At {_limit(rows['budget'][0])}, texts that never evict raise a policy's accuracy by up to {100 * gap:.0f} "
-    )
-    title += "points"
-    if not np.isfinite(gap):
-        title = f"At {_limit(rows['budget'][0])}, no text evicted anything"
+    found = "no text evicted anything"
+    if np.isfinite(gap):
+        found = f"texts that never evict raise a policy's accuracy by up to {100 * gap:.0f} points"
+    title = f"At {_limit(rows['budget'][0])}, {found}"
     return dress(ax, title, f"accuracy of the texts that evicted ({_sizes(rows)}), 95% intervals", "")
 
 
