@@ -64,13 +64,9 @@ STOCHASTIC = {"random", "vase-attnv", "vase-dkv", "random-reserve", "curdkv", "e
 
 
 def solvable(n):
-    """The first n problems with a short prompt; the first of them do not depend on n."""
-    found, made = [], 0
-    while len(found) < n:
-        made += 8 * n
-        loaded = tasks.load("steps", n=made, seed=SEED, statements=STATEMENTS, kinds=("rounds", "ledger"))
-        found = [problem for problem in loaded if problem.meta["prompt_words"] <= LONGEST_PROMPT]
-    return found[:n]
+    """The first n problems with a short prompt."""
+    kinds = ("rounds", "ledger")
+    return tasks.load("steps", n, SEED, statements=STATEMENTS, kinds=kinds, longest_prompt=LONGEST_PROMPT)
 
 
 def variants():
@@ -90,7 +86,7 @@ def variants():
 def accuracy(model, cache):
     """Every policy × four budgets, prompt protected or not; then the variants and the ways to number kept tokens."""
     plain = [ev.Budget(total, **LIMITS) for total in BUDGETS]
-    both = [*plain, *(ev.Budget(total, **LIMITS, protect_prompt=True) for total in PROTECTED_BUDGETS)]
+    protected = [ev.Budget(total, **LIMITS, protect_prompt=True) for total in PROTECTED_BUDGETS]
     others = [name for name in policies.names() if name not in MAIN]
     solved = {}
 
@@ -101,15 +97,17 @@ def accuracy(model, cache):
                 model, solvable(n), policy, limits, seed=(0, 1, 2) if draws else 0, positions=positions,
                 max_new_tokens=NEW_TOKENS, batch_size=96, cache=cache,
             )  # fmt: skip
-            solved[study, policy.label, positions] = found.frame.assign(study=study)
+            protects = found.frame["protect_prompt"].iloc[0]  # unknown for the full cache, which is in both
+            solved[study, policy.label, positions, str(protects)] = found.frame.assign(study=study)
         return pd.concat(solved.values(), ignore_index=True)
 
-    for n in (50, 100, 200):  # a part that can be read, then more
-        yield solve("main", MAIN, n, both)
-    yield solve("main", others, 100, both)
-    yield solve("variants", variants(), 200, plain[:2])
+    # In an order that can be read from early on: few problems under all budgets, then more.
+    parts = ((MAIN, 50, protected), (MAIN, 50, plain), (MAIN, 200, protected), (others, 100, protected))
+    for names, n, limits in (*parts, (MAIN, 200, plain)):
+        yield solve("main", names, n, limits)
+    yield solve("variants", variants(), 100, plain[:2])
     for mode in ("absolute", "cache-relative", "rerotated"):
-        yield solve("positions", ["random", "streaming", "epikv"], 200, plain[:2], mode)
+        yield solve("positions", ["random", "streaming", "epikv"], 100, plain[:2], mode)
 
 
 # what: the model, the function that measures it part by part, the file, and what to tell beside it

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
-from statsmodels.stats.multitest import multipletests
+
+from epiviz import stats
 
 LEVEL = 0.95
 
@@ -57,9 +58,7 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
         p = scipy_stats.ttest_1samp(difference, 0).pvalue if len(difference) > 1 else np.nan
         rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high, "p": p})
     table = pd.DataFrame(rows)
-    table["p_holm"] = np.nan
-    for _, at in table[table["p"].notna()].groupby("share"):
-        table.loc[at.index, "p_holm"] = multipletests(at["p"], method="holm")[1]
+    table["p_holm"] = table.groupby("share")["p"].transform(lambda p: stats.holm(p.to_numpy()))
     return table.sort_values(["share", "nll_increase"], ignore_index=True)
 
 

@@ -31,6 +31,7 @@ SPLITS = ("train", "unseen")
 MAX_LABEL, MAX_ROUNDS = 32, 16
 MIN_STATEMENTS, MAX_STATEMENTS, MAX_CARRY_FREE = 3, 160, 7
 UNSEEN_SHARE = 0.125  # of all programs, by their hash
+RAREST = 200  # problems made for one that is wanted, at most
 CLEAR_RATIO = 1.5  # a stale value lies at least this many times as far back as the valid one
 
 
@@ -174,6 +175,7 @@ def load_steps(
     kinds: tuple[str, ...] | str | None = None,
     statements: int | tuple[int, int] = 24,
     split: str = "unseen",
+    longest_prompt: int | None = None,
 ) -> list[Problem]:
     """Return ``n`` problems, the kinds in turn.
 
@@ -185,15 +187,31 @@ def load_steps(
         Lines executed: a number, or the smallest and largest of a range to draw from.
     split : str
         "unseen" (never trained on) or "train".
+    longest_prompt : int, optional
+        Problems whose prompt has more words are left out, so that a cache can protect the prompt and has room.
+
+    Raises
+    ------
+    ValueError
+        Prompts as short as that are too rare.
     """
     smallest, largest = (statements, statements) if isinstance(statements, int) else statements
     if kinds is None:
         kinds = KINDS if largest <= MAX_LABEL else KINDS[1:]
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    problems = []
-    for index in range(n):
+    problems, lengths = [], []
+    while len(problems) < n:
+        index = len(lengths)
         size = int(np.random.default_rng([seed, index]).integers(smallest, largest + 1))
-        problems.append(make_problem(seed, index, kind=kinds[index % len(kinds)], statements=size, split=split))
+        problem = make_problem(seed, index, kind=kinds[index % len(kinds)], statements=size, split=split)
+        lengths.append(problem.meta["prompt_words"])
+        if longest_prompt is None or lengths[-1] <= longest_prompt:
+            problems.append(problem)
+        elif index > RAREST * (len(problems) + 1):
+            raise ValueError(
+                f"{len(problems)} of {len(lengths)} problems have prompts of at most {longest_prompt} words; the "
+                f"shortest has {min(lengths)}, and half of them at most {int(np.median(lengths))}"
+            )
     return problems
 
 

@@ -207,3 +207,11 @@ def test_composite_words_name_their_parts():
     assert steps.word_parts("k=6") == ("k", "=", "6") and steps.word_parts("k6") == ("k", "6")
     assert steps.word_parts("L12") == ("L", "12") and steps.word_parts("R0") == ("R", "0")
     assert all(steps.word_parts(word) == (word,) for word in ["k", "6", "+", "check", "</think>"])
+
+
+def test_prompts_may_be_kept_short():
+    short = tasks.load("steps", n=4, seed=7, statements=(3, 16), longest_prompt=40)
+    every = tasks.load("steps", n=30, seed=7, statements=(3, 16))
+    assert short == [problem for problem in every if len(problem.prompt.split()) <= 40][:4] != every[:4]
+    with pytest.raises(ValueError, match=r"0 of 202 problems have prompts of at most 4 words; the shortest has \d\d"):
+        tasks.load("steps", n=2, statements=3, longest_prompt=4)
