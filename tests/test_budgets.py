@@ -99,8 +99,7 @@ def test_differences_are_paired_and_marked():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["odd", "good"]
     title = ax.get_title("left").replace("\n", " ")
     assert title.startswith("At 25% of the text 1 of 2 policies cost less than random") and "lowest good, −0.2" in title
-    faces = [line.get_markerfacecolor() for line in ax.lines if len(line.get_xdata()) == 1]
-    assert faces[0] == "white" and faces[1] != "white"
+    assert [text.xy[1] for text in ax.texts if text.get_text() == "•"] == [1]  # good is clear of random, odd is not
     good = table.query("policy == 'good' and share == 0.25").iloc[0]
     ends = ax.collections[1].get_segments()[0][:, 0]
     assert ends.tolist() == pytest.approx([good["difference_low"], good["difference_high"]])

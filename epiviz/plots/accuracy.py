@@ -23,12 +23,11 @@ from epiviz.palette import (
     new_axes,
     note,
 )
-from epiviz.plots.dots import dots
+from epiviz.plots.dots import ALPHA, dots, mark_clear
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ALPHA = 0.05
 COLOURED = 6  # policies with a colour of their own, the most accurate at the tightest budget
 # Right is purple, wrong orange, and what never became an answer lies between; hatches, so that colour is never alone.
 LOOKS = {
@@ -136,9 +135,7 @@ def paired_accuracy(
     rows = _at(table, budget, protect_prompt).sort_values("difference").reset_index(drop=True)
     ax = dots(rows, "difference", control, ax)
     ax.axvline(0, color=LINE, lw=1)
-    standing = rows["p_holm"] < ALPHA
-    for place in np.flatnonzero(standing):
-        note(ax, "•", (rows["high"][place], place), (5, 0), va="center", fontsize=9, color=INK)
+    standing = mark_clear(ax, rows)
     ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:+.0f}".replace("-", "−"))
     above, below = (standing & (rows["difference"] > 0)).sum(), (standing & (rows["difference"] < 0)).sum()
     title = f"{above} of {len(rows)} policies solve more than {control} at {_limit(rows['budget'][0])}, {below} fewer "

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from epiviz.palette import FAINT, GREY, INK, LINE, distinct_styles, dress, new_axes, note, policy_style
+from epiviz.palette import FAINT, GREY, INK, LINE, distinct_styles, dress, new_axes, note
+from epiviz.plots.dots import ALPHA, dots, mark_clear
 from epiviz.stats import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ALPHA = 0.05
 LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 
 
@@ -126,7 +126,7 @@ def differences(
     """Draw each policy's paired difference to the control at one budget, with intervals.
 
     Intervals of two policies may overlap although one costs less on every trace; the interval of their difference
-    tells. Filled markers stay clear of the control after Holm's correction for comparing many policies.
+    tells. Those marked • stay clear of the control after Holm's correction for comparing many policies.
 
     Parameters
     ----------
@@ -149,22 +149,15 @@ def differences(
             f"no policy has a difference to {control!r} at {share:.0%} of the text; the table has "
             f"{', '.join(f'{each:.0%}' for each in sorted(table['share'].unique()))} and needs the control at each"
         )
-    rows = rows.sort_values("difference", ascending=False)
-    if ax is None:
-        ax = new_axes(None)
-        ax.figure.set_figheight(max(3.6, 1.3 + 0.24 * len(rows)))
-    ax.axvline(0, color=GREY, lw=1)
-    standing = rows["p_holm"] < ALPHA
-    for place, (row, clear) in enumerate(zip(rows.itertuples(), standing, strict=True)):
-        style = policy_style(row.policy)
-        ax.hlines(place, row.difference_low, row.difference_high, color=style.color, lw=2)
-        face = style.color if clear else "white"
-        ax.plot(row.difference, place, marker=style.marker, ms=7, mfc=face, mec=style.color, ls="none")
-    ax.set_yticks(range(len(rows)), rows["policy"])
+    rows = rows.sort_values("difference", ascending=False, ignore_index=True)
+    rows = rows.drop(columns=["low", "high"]).rename(columns={"difference_low": "low", "difference_high": "high"})
+    ax = dots(rows, "difference", control, ax)
+    ax.axvline(0, color=LINE, lw=1)
+    standing = mark_clear(ax, rows)
     n = int(rows["n"].max())
     best = rows.iloc[-1]
     better = int((standing & (rows["difference"] < 0)).sum())
     title = f"At {share:.0%} of the text {better} of {len(rows)} policies cost less than {control} "
-    title += f"(filled: p < {ALPHA:g} after Holm); lowest {best['policy']}, {signed(best['difference'])}"
+    title += f"(• p < {ALPHA:g} after Holm); lowest {best['policy']}, {signed(best['difference'])}"
     unit = f"−log p minus that of {control} (nats per token)\npaired over {n} traces, 95% t interval"
     return dress(ax, title, unit, "", width=46)

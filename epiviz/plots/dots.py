@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from epiviz.palette import FAINT, GREY, new_axes, note, policy_style
+from epiviz.palette import FAINT, GREY, INK, new_axes, note, policy_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+ALPHA = 0.05
 
 
 def dots(rows: pd.DataFrame, value: str, control: str, ax: Axes | None = None) -> Axes:
@@ -26,3 +29,11 @@ def dots(rows: pd.DataFrame, value: str, control: str, ax: Axes | None = None) -
             note(ax, control, (row[value], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
     ax.set_yticks(range(len(rows)), rows["policy"])
     return ax
+
+
+def mark_clear(ax: Axes, rows: pd.DataFrame) -> pd.Series:
+    """Put a • beside the rows whose ``p_holm`` lies below ``ALPHA``, and tell which they are."""
+    clear = rows["p_holm"] < ALPHA
+    for place in np.flatnonzero(clear):
+        note(ax, "•", (rows["high"].iloc[place], place), (5, 0), va="center", fontsize=9, color=INK)
+    return clear
