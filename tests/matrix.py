@@ -71,7 +71,7 @@ def _table() -> list[Cell]:
     halves = [dtype for dtype in DTYPES if dtype.itemsize == 2]
     cells = [Cell(policy, *model, dtype) for policy, model, dtype in product(REPRESENTATIVES, MODELS, DTYPES)]
     cells += [Cell(policy, *MODEL, dtype, tokens=LONG) for policy, dtype in product(REPRESENTATIVES, halves)]
-    cells += [Cell(policy, *model, tokens=200, rows=ALL) for policy, model in product(FIRST_SIX, HEADS)]
+    cells += [Cell(policy, *model, tokens=96, rows=ALL) for policy, model in product(FIRST_SIX, HEADS)]
     cells += [Cell(policy, *MODEL, positions="cache-relative") for policy in REPRESENTATIVES]
     cells += [
         Cell(policy, *MODEL, tokens=200 if policy in FIRST_SIX else 64, rows=ALL, orders=((0,), ALONE, (2,), SHUFFLED))

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from forked import Forked
 
 import epiviz as ev
 from epiviz import attempts, evaluation, policies, tasks, training
 from epiviz.policies.base import Policy, Ranking
 from epiviz.tasks.outcomes import OUTCOMES
 
-TESTS = Path(__file__).parent
 LIMITS = {"sinks": 2, "recent": 4, "buffer": 4}
 BUDGET = ev.Budget(total=24, **LIMITS)
 NEW = 40  # tokens
 # A selection of 64 tokens a block would select nothing of texts so short, and VaSE's windows want more recent tokens.
 FITTING = {"seer-oracle": {"block": 8}, "seer-quest": {"block": 8}}
-RESUME = f"""
-import sys
-sys.path[:0] = [{str(TESTS)!r}]
-from test_evaluation import BUDGET, NEW, model, problems
-from epiviz import evaluation
-import epiviz as ev
-
-evaluation.WRITE_SECONDS = 0.0
-put = evaluation._Writer._put
-
-def told(self, attempt, record):
-    put(self, attempt, record)
-    print(attempt.id, flush=True)
-
-evaluation._Writer._put = told
-ev.evaluate(model(), problems(6), ["random", "epikv"], BUDGET, samples=2, max_new_tokens=NEW, batch_size=4,
-            cache=sys.argv[1], progress=False)
-"""
 
 
 @functools.cache
@@ -63,6 +40,22 @@ def problems(n: int):
 def run(chosen="random", n=4, budget=BUDGET, **settings):
     given = {"max_new_tokens": NEW, "progress": False} | settings
     return ev.evaluate(model(), problems(n), chosen, budget, **given)
+
+
+def start(folder):
+    """Let another process write the texts of two cells, each at once, and tell of each."""
+
+    def work(tell):
+        evaluation.WRITE_SECONDS, put = 0.0, evaluation._Writer._put
+
+        def told(self, attempt, record):
+            put(self, attempt, record)
+            tell(attempt.id)
+
+        evaluation._Writer._put = told
+        run(["random", "epikv"], n=6, samples=2, batch_size=4, cache=folder)
+
+    return Forked(work)
 
 
 def comparable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -127,14 +120,10 @@ def test_sampled_tokens_do_not_depend_on_the_batch(tmp_path):
 
 
 def test_a_killed_evaluation_goes_on_and_gives_the_same_frame(tmp_path):
-    killed = subprocess.Popen(
-        [sys.executable, "-c", RESUME, str(tmp_path / "killed")], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    killed = start(tmp_path / "killed")
     for _ in range(5):
-        killed.stdout.readline()
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+        killed.next()
+    killed.kill()
     there = sum(len(evaluation._records(folder)) for folder in (tmp_path / "killed").iterdir() if folder.is_dir())
     assert 5 <= there < 24, "killed in the middle"
     settings = {"n": 6, "samples": 2, "batch_size": 4}
@@ -299,14 +288,12 @@ def test_bad_input_fails_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_share_the_cells(tmp_path):
+def test_two_processes_share_the_cells(tmp_path, monkeypatch):
     """A cell that another process is at is waited for, and read."""
-    started = time.perf_counter()
-    other = subprocess.Popen(
-        [sys.executable, "-c", RESUME, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    written, put = [], evaluation._Writer._put
+    monkeypatch.setattr(evaluation._Writer, "_put", lambda self, *told: (written.append(1), put(self, *told)))
+    other = start(tmp_path)
+    other.next()
     mine = run(["random", "epikv"], n=6, samples=2, batch_size=4, cache=tmp_path)
-    written, _ = other.communicate(timeout=300)
-    assert other.returncode == 0 and len(set(written.split())) <= 24 and time.perf_counter() > started
+    assert len(written) + 1 + len(other.rest()) == 24, "no text twice, none left out"
     assert len(mine) == 24

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked
 from tiny import random_prompt, tiny_model
 
 import epiviz as ev
 from epiviz import grids, policies
 from epiviz.replays import ReplayFileError
 
-TESTS = Path(__file__).parent
 BUDGETS = [ev.Budget(total, sinks=2, recent=8, buffer=8) for total in (24, 40)]
 GRID = {"policies": ["full", "random", "epikv", "snapkv"], "budgets": BUDGETS, "seeds": [0, 1]}
-COMPUTE = f"""
-import sys
-sys.path[:0] = [{str(TESTS)!r}]
-from test_grids import GRID, recorded
-from tiny import tiny_model
-import epiviz as ev
-from epiviz import grids
-
-grids.TOGETHER = int(sys.argv[2])
-finish = grids._finish
-
-def told(model, cells):
-    finish(model, cells)
-    print(len(cells), flush=True)
-
-grids._finish = told
-ev.replay_grid(tiny_model("qwen3"), [recorded(1), recorded(2)], **GRID, cache=sys.argv[1], progress=False)
-"""
 
 
 def recorded(seed, length=90):
@@ -167,25 +144,32 @@ def test_bad_grids_fail_before_anything_runs(tmp_path, computed):
     assert computed == [] and list(tmp_path.iterdir()) == []
 
 
-def start(folder, together):
-    return subprocess.Popen(
-        [sys.executable, "-c", COMPUTE, str(folder), str(together)], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def start(folder):
+    """Let another process compute the grid two cells at a time, and tell of each two."""
+
+    def work(tell):
+        grids.TOGETHER, finish = 2, grids._finish
+
+        def told(model, cells):
+            finish(model, cells)
+            tell(len(cells))
+
+        grids._finish = told
+        ev.replay_grid(tiny_model("qwen3"), [recorded(1), recorded(2)], **GRID, cache=folder, progress=False)
+
+    return Forked(work)
 
 
 def test_a_killed_grid_resumes_and_two_share_the_work(tmp_path, computed):
-    killed = start(tmp_path, 2)
-    assert killed.stdout.readline() == "2\n"
+    killed = start(tmp_path)
+    assert killed.next() == 2
     time.sleep(0.1)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.kill()
     finished = {path.stem: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
     assert 2 <= len(finished) < 28, "killed in the middle"
 
-    both = [start(tmp_path, 2), start(tmp_path, 2)]
-    counts = [sum(map(int, process.communicate(timeout=120)[0].split())) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    both = [start(tmp_path), start(tmp_path)]
+    counts = [sum(process.rest()) for process in both]
     assert sum(counts) == 28 - len(finished), "no cell twice, none left out"
     assert all((tmp_path / f"{stem}.safetensors").stat().st_mtime_ns == at for stem, at in finished.items())
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".safetensors", ".lock")]

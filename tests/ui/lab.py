@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 SLOW = 300_000  # ms: the first import of torch in a kernel, or a model
-SOON = 30_000
+SOON = 60_000
 
 
 @dataclass(frozen=True)
