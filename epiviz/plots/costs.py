@@ -54,9 +54,9 @@ def meter(frame: pd.DataFrame, budget: int | None = None, ax: Axes | None = None
         note(ax, used, (right, place), (9, 0), va="center", fontsize=8, color=INK)
     if budget is not None:
         ax.axvline(budget, color=GREY, lw=1, ls=":")
-        note(ax, f"budget {budget}", (budget, 1), (-3, -2), on_edge=True, rotation=90, ha="right", va="top")
+        note(ax, f"budget {budget}", (budget, len(rows) - 0.1), (4, 0), va="center")
     ax.set_yticks(range(len(rows)), rows["policy"])
-    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.set_ylim(-0.6, len(rows) - 0.4 + 0.7 * (budget is not None))  # the line's name has a place of its own
     ax.set_xlim(0, rows["peak_slots"].max() * 1.6)
     full = frame[frame["evictions"] == 0]
     evicting = frame[frame["evictions"] > 0]
