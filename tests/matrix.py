@@ -69,7 +69,9 @@ class Cell:
 def _table() -> list[Cell]:
     """The cells of CI; of two that differ only in what they run, the later one stays."""
     halves = [dtype for dtype in DTYPES if dtype.itemsize == 2]
-    cells = [Cell(policy, *model, dtype) for policy, model, dtype in product(REPRESENTATIVES, MODELS, DTYPES)]
+    exact_and_half = (torch.float64, torch.bfloat16)
+    cells = [Cell(policy, *model, dtype) for policy, model, dtype in product(REPRESENTATIVES, MODELS, exact_and_half)]
+    cells += [Cell(policy, *model, dtype) for policy, model, dtype in product(REPRESENTATIVES, HEADS, DTYPES)]
     cells += [Cell(policy, *MODEL, dtype, tokens=LONG) for policy, dtype in product(REPRESENTATIVES, halves)]
     cells += [Cell(policy, *model, tokens=96, rows=ALL) for policy, model in product(FIRST_SIX, HEADS)]
     cells += [Cell(policy, *MODEL, positions="cache-relative") for policy in REPRESENTATIVES]

@@ -15,10 +15,10 @@ CHINESE = "请一步一步地思考 🤔：小明有 12 个苹果 🍎，吃了 
 def test_an_infinite_budget_equals_the_library_greedy_generation(smollm2):
     ids = torch.tensor([smollm2.encode(QUESTION)])
     with torch.inference_mode():
-        reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False)
+        reference = smollm2.lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
     reference = reference[0, ids.shape[1] :].tolist()
     for policy, budget in [("full", None), ("vase-attnv", ev.Budget(10**9))]:
-        run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=60, progress=False)
+        run = ev.generate(smollm2, QUESTION, policy, budget, max_new_tokens=40, progress=False)
         assert run.tokens == reference
         assert run.retention.events == 0
 
