@@ -32,12 +32,20 @@ _FRACTION = re.compile(r"([+-]?)(?:\\frac\{([+-]?\d+)\}\{([+-]?\d+)\}|(?:(\d+) )
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent|per cent|pct)\b)$")
 _WRAPPED = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|operatorname|mbox)\s*\{([^{}]*)\}")
 _POWER = r"(?:\^\{?-?\d\}?|²|³)?"
-# Letters after a number are a unit if they are set as words, or are more than one and no product of variables.
-_UNIT = re.compile(
-    rf"(?<=[\d)}}])(?:(?:[ /]*‹[^‹›]*›{_POWER})+|\s*°\s*[CF]?|"
-    rf"\s*(?:cm|mm|km|ft|in|mi|kg|mg|lbs?|oz|mph|ml|hrs?|min|sec|km/h|m/s){_POWER}|"
-    rf"\s+[a-zA-Z]{{3,}}(?:[ /][a-zA-Z]{{2,}})*{_POWER})$"
+# Words that say something else about a value than its unit; so does a number among the words.
+_NO_UNIT = (
+    r"(?![^‹›]*\b(?:or|and|not|plus|minus|times|over|mod|squared|cubed|factorial|half|halves|thirds|pi|sqrt)\b)"
+    r"(?![^‹›]*(?<![\^{a-zA-Z])\d)"
 )
+# Letters after a number are a unit if they are set as words, or are more than one and no product of variables; a single
+# one stands apart.
+_UNIT = re.compile(
+    rf"(?<=[\d)}}])(?:(?:[ /]*‹{_NO_UNIT}[^‹›]*›{_POWER})+|\s*°\s*[CF]?|"
+    rf"\s*(?:cm|mm|km|ft|in|mi|kg|mg|lbs?|oz|mph|ml|hrs?|min|sec|km/h|m/s){_POWER}|\s+[mgshlL]{_POWER}|"
+    rf"\s+{_NO_UNIT}[a-zA-Z]{{3,}}(?:[ /][a-zA-Z]{{2,}})*{_POWER})$"
+)
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALED = re.compile(rf"([^‹›a-zA-Z]+)‹?\s*({'|'.join(_SCALES)})\b\s*›?(.*)")
 _UNIT_NAMES = {
     "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "kilometer": "km", "kilometre": "km",
     "millimeter": "mm", "millimetre": "mm", "inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "mile": "mi",
@@ -55,7 +63,8 @@ def same_mathematics(reference: str, answer: str, seconds: float = SECONDS) -> b
       ``1,234`` is 1234, ``1,2`` is not 12.
     * A percent sign may be left out or added where the reference is a number of percent: 20 and 0.2 are both 20 %, and
       20 % is right for 20 (above 1, percent are meant) and for 0.2 (up to 1, a share is meant).
-    * A unit may be left out or added; two different units are not the same. So with the base of a number.
+    * A unit may be left out or added; two different units are not the same. So with the base of a number. A million is
+      a number, not a unit.
     * Lists and sets have no order, pairs in parentheses have one; an open end of an interval is not a closed one;
       ``\pm 2`` is both numbers, and one of them is not enough.
 
@@ -94,7 +103,7 @@ def _same(reference: str, answer: str, seconds: float) -> bool:
     if None not in numbers:
         return numbers[0] == numbers[1]
     values = wanted.value, given.value
-    if values[0] == values[1]:
+    if values[0] == values[1] or values[1] == wanted.value + wanted.unit:  # "5m", which may be a product as well
         return True
     if all("," in value for value in values) and _brackets(values[0]) != _brackets(values[1]):
         return False
@@ -176,6 +185,9 @@ def _read(text: str) -> _Answer:
     if re.fullmatch(rf"[\s()]*(?:{_WRAPPED.pattern}[\s()]*)+", text) and as_number(unwrapped) is None:
         return _Answer(words, is_text=True)
     text = _WRAPPED.sub(lambda found: f" ‹{found[1].strip()}›", text).strip()
+    if (found := _SCALED.fullmatch(text)) and (number := as_number(found[1])) is not None:
+        rest = found[3].strip("‹› ")
+        text = f"{number * _SCALES[found[2]]}" + (f" ‹{rest}›" if rest else "")
     if found := _PERCENT.search(text.replace("‹", "").replace("›", "")):
         return _Answer(words, False, found.string[: found.start()], percent=True)
     unit = ""

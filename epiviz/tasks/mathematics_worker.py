@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 
+from latex2sympy2_extended import NormalizationConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Set
@@ -17,7 +18,10 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanFunction
 
 # LaTeX goes through a grammar. The library's other extractors would hand plain text to sympy's parse_expr, an eval.
-EXTRACTION = [LatexExtractionConfig()]
+# Units are the caller's business: the library drops the letters c, d, g, h, l, m, o, s and t behind a value, so that
+# 5m would be 5.
+NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, nits=True)
+EXTRACTION = [LatexExtractionConfig(normalization_config=NORMALIZATION)]
 MEMORY = 4 << 30  # bytes of address space: a tower of powers must not take the machine along
 
 
