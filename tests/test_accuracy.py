@@ -154,11 +154,24 @@ def test_every_accuracy_panel_has_the_full_cache_and_the_protected_control():
     table = frames.accuracy(FRAME)
     ax = plots.accuracy(table, ["epikv"])
     assert {"full cache", "random", "random, prompt protected", "epikv"} <= set(labels(ax))
-    assert title(ax) == ("At 64 slots, prompt not protected, epikv solves 90%, random 40%, the full cache 95%")
+    assert title(ax) == ("At 2 budgets, prompt not protected, epikv solves 95%, random 70%, the full cache 95%")
     protected = plots.accuracy(table, protect_prompt=True)
     assert {"full cache", "random, prompt protected"} <= set(labels(protected))
     with pytest.raises(ValueError, match="protect_prompt=True"):
         plots.accuracy(frames.accuracy(FRAME[FRAME["protect_prompt"] != True]), protect_prompt=True)  # noqa: E712
+
+
+def test_over_budgets_a_problem_is_one_cluster_and_only_common_budgets_count():
+    more = pd.concat([FRAME, texts("knorm", 64, NONE), texts("knorm", 128, ALL)])
+    more = more[(more["policy"] != "streaming") & ~((more["policy"] == "random") & (more["seed"] == 1))]
+    lonely = pd.concat([more, texts("epikv", 256, ALL)])  # the others were not run at 256
+    table = frames.accuracy_over_budgets(lonely)
+    found = row(table, "epikv", None)
+    assert (found["n"], found["problems"], found["accuracy"]) == (40, 20, 0.95)
+    expected = ev.stats.clustered_mean([1] * 18 + [0] * 2 + ALL, [*range(20), *range(20)])
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, min(1, expected.high)))
+    assert row(table, "random", None, protect=True)["accuracy"] == 0.8
+    assert row(table, "full", None)["n"] == 20
 
 
 def test_paired_differences_say_how_many_stand():

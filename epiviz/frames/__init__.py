@@ -3,7 +3,15 @@
 Every function here takes a trace or runs and returns a pandas frame; none of them needs a model.
 """
 
-from epiviz.frames.accuracy import accuracy, outcomes, paired_accuracy, pass_at_k, same_answers, seed_spreads
+from epiviz.frames.accuracy import (
+    accuracy,
+    accuracy_over_budgets,
+    outcomes,
+    paired_accuracy,
+    pass_at_k,
+    same_answers,
+    seed_spreads,
+)
 from epiviz.frames.bands import band_anatomy, score_anatomy
 from epiviz.frames.budgets import budget_curves
 from epiviz.frames.costs import first_divergence, replays, runs
@@ -35,6 +43,7 @@ __all__ = [
     "SINKS",
     "TAIL_FACTOR",
     "accuracy",
+    "accuracy_over_budgets",
     "attended",
     "band_anatomy",
     "budget_curves",

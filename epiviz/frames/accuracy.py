@@ -74,6 +74,18 @@ def accuracy(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def accuracy_over_budgets(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
+    """Return the accuracy of each policy over all budgets together, as :func:`accuracy` with ``budget`` NaN.
+
+    Budgets that not every policy was run under do not count. A problem's texts under all budgets are one cluster.
+    """
+    limited = frame[frame["budget"].notna()]
+    policies = limited.groupby(LIMIT, dropna=False)["policy"].transform("nunique")
+    most = policies.groupby(limited["protect_prompt"]).transform("max")
+    whole = pd.concat([frame[frame["budget"].isna()], limited[policies == most]])
+    return accuracy(whole.assign(budget=np.nan), level)
+
+
 def paired_accuracy(frame: pd.DataFrame, control: str = "random", level: float = stats.LEVEL) -> pd.DataFrame:
     """Return each policy's difference in accuracy to a control on the same problems under the same limit.
 

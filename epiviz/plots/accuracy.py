@@ -57,7 +57,7 @@ def accuracy(
     table : pandas.DataFrame
         From :func:`epiviz.frames.accuracy`.
     highlight : sequence of str
-        Policies in colour; by default the six most accurate at the tightest budget.
+        Policies in colour; by default the six most accurate on average over the budgets.
     protect_prompt : bool
         Which of the curves to draw. The control's curve with a protected prompt is drawn whichever this is.
     control : str
@@ -70,8 +70,9 @@ def accuracy(
     """
     ax = new_axes(ax)
     rows = _with_budget(table, protect_prompt)
-    tightest = rows[rows["budget"] == rows["budget"].min()].sort_values("accuracy", ascending=False)
-    ranked = [name for name in tightest["policy"] if name != control]
+    wide = rows.pivot_table("accuracy", "policy", "budget")
+    means = wide.dropna().mean(axis=1).sort_values(ascending=False, kind="stable")  # only what was run at all of them
+    ranked = [name for name in means.index if name != control]
     chosen = list(highlight) if highlight else ranked[:COLOURED]
     styles = distinct_styles(chosen)
     _full_band(ax, table, vertical=False)
@@ -102,11 +103,11 @@ def accuracy(
     ax.legend(fontsize=7.5, frameon=False, ncols=2, loc="best")
     title = f"Accuracy, prompt {'protected' if protect_prompt else 'not protected'}"
     if ranked:
-        best = tightest[tightest["policy"] == ranked[0]].iloc[0]
-        title = f"At {_limit(best['budget'])}, prompt {'' if protect_prompt else 'not '}protected, {best['policy']} "
-        title += f"solves {best['accuracy']:.0%}"
-        if len(beside := tightest[tightest["policy"] == control]):
-            title += f", {control} {beside.iloc[0]['accuracy']:.0%}"
+        where = _limit(wide.columns[0]) if len(wide.columns) == 1 else f"{len(wide.columns)} budgets"
+        title = f"At {where}, prompt {'' if protect_prompt else 'not '}protected, {ranked[0]} "
+        title += f"solves {means[ranked[0]]:.0%}"
+        if control in means:
+            title += f", {control} {means[control]:.0%}"
         if len(full := table[table["policy"] == "full"]):
             title += f", the full cache {full.iloc[0]['accuracy']:.0%}"
     return dress(ax, title, "budget (slots per layer and KV head)", f"accuracy\n{_sizes(rows)}, 95% intervals")
