@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import product
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from epiviz import frames
 from epiviz.attempts import GRADING, Attempt, Cell, Settings, make_attempts
 from epiviz.continuous import Continuous
 from epiviz.decode import Sampler, progress_bar
-from epiviz.engine import Meter, Row, Session
+from epiviz.engine import Meter, Row, Session, uninterrupted
 from epiviz.models import Model, cache_directory
 from epiviz.policies.base import Budget, BudgetError, Policy, get
 from epiviz.positions import check as check_positions
@@ -173,13 +174,14 @@ def evaluate(
     attempts = make_attempts(model, problems, samples, raw)
     home = Path(cache) if cache is not None else cache_directory() / "evaluations"
     named = [get(each) for each in _several(policy, (str, Policy))]
-    limits = _several(budget, (int, float, Budget))
+    limits = _several(budget, (Real, Budget))
+    seeds = dict.fromkeys(map(operator.index, _several(seed, Integral)))  # each once
     for one in named:
         if (one.evicts or one.selects) and not limits:
             raise BudgetError(f"policy {one.label!r} needs a budget; pass epiviz.Budget(total=…), or policy='full'")
     cells = [
         Cell(one, limit, each, home / settings.key(one, limit, each))
-        for (one, limit), each in product(kept.pairs(named, limits), map(operator.index, _several(seed, int)))
+        for (one, limit), each in product(kept.pairs(named, limits), seeds)
     ]
     if not cells:
         raise ValueError("nothing to evaluate: give at least one policy and one seed")
@@ -239,6 +241,7 @@ def _run(settings: Settings, cell: Cell, attempts: Sequence[Attempt], places: in
     attempt_of = {id(row): attempt for row, attempt in zip(rows, attempts, strict=True)}
 
     def begin(some: Sequence[Row]) -> Session:
+        writer.stop_if_interrupted()
         return Session(settings.model, cell.policy, some, settings.max_new_tokens, cell.seed, settings.positions)
 
     batch = Continuous(
@@ -257,6 +260,7 @@ def _run(settings: Settings, cell: Cell, attempts: Sequence[Attempt], places: in
                 continue
             for half in (hit[: len(hit) // 2], hit[len(hit) // 2 :]):
                 _run(settings, cell, half, len(half), writer)
+    writer.stop_if_interrupted()
 
 
 class _Writer:
@@ -265,7 +269,7 @@ class _Writer:
     def __init__(self, settings: Settings, cell: Cell, bar):
         self.settings, self.cell, self.bar = settings, cell, bar
         self.records: list[dict] = []
-        self.busy = False
+        self.busy = self._interrupted = False
         self._at = time.perf_counter()
 
     def add(self, attempt: Attempt, row: Row, seconds: float) -> None:
@@ -277,9 +281,19 @@ class _Writer:
         nothing = dict.fromkeys((field.name for field in fields(Meter)), None)
         self._put(attempt, {"status": "", "error": told, "tokens": [], "seconds": np.nan, **nothing})
 
+    def stop_if_interrupted(self) -> None:
+        """Raise for a Ctrl-C that came while a text was graded: the decode loop has no row left to tell of it."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+
     def _put(self, attempt: Attempt, record: dict) -> None:
         self.busy = True
-        self.records.append({"id": attempt.id, **record, **self.settings.judge(attempt, record)})
+        try:
+            with uninterrupted():
+                self.records.append({"id": attempt.id, **record, **self.settings.judge(attempt, record)})
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
         self.bar.update()
         if time.perf_counter() - self._at > WRITE_SECONDS:
             self.flush()
@@ -308,6 +322,14 @@ def _write(folder: Path, records: list[dict]) -> None:
 
 def _records(folder: Path) -> dict[str, dict]:
     """Return the records of a cell by attempt; of several, one without an error."""
+    while True:
+        try:
+            return _read_parts(folder)
+        except FileNotFoundError:  # another process has joined the parts meanwhile: one file of all is there by now
+            continue
+
+
+def _read_parts(folder: Path) -> dict[str, dict]:
     found: dict[str, dict] = {}
     for path in sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns):
         for record in pd.read_parquet(path).to_dict("records"):

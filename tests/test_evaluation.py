@@ -238,6 +238,50 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path, monkeypatch):
     assert resumed.texts == run(n=6, batch_size=2, cache=tmp_path / "whole").texts
 
 
+def test_ctrl_c_while_the_last_running_text_is_graded_is_not_lost(tmp_path, monkeypatch):
+    grade, graded = attempts.judge, []
+
+    def press(*args, **kwargs):
+        graded.append(1)
+        if len(graded) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return grade(*args, **kwargs)
+
+    monkeypatch.setattr(attempts, "judge", press)
+    with pytest.raises(KeyboardInterrupt):
+        run(n=3, batch_size=1, cache=tmp_path)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert len(evaluation._records(folder)) == 2, "the text that was being graded is kept"
+    assert len(run(n=3, batch_size=1, cache=tmp_path)) == 3 and len(graded) == 3
+
+
+def test_reading_waits_for_who_joins_the_files(tmp_path, monkeypatch):
+    """Another process makes one file of all while we are about to read the first."""
+    run(n=2, cache=tmp_path)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    records = list(evaluation._records(folder).values())
+    (whole,) = folder.glob("*.parquet")
+    whole.unlink()
+    for record in records:
+        evaluation._write(folder, [record])
+    read = pd.read_parquet
+
+    def joined_meanwhile(path):
+        monkeypatch.setattr(pd, "read_parquet", read)
+        evaluation._Writer(None, evaluation.Cell(None, None, 0, folder), None).join_parts()
+        return read(path)
+
+    monkeypatch.setattr(pd, "read_parquet", joined_meanwhile)
+    assert set(evaluation._records(folder)) == {record["id"] for record in records}
+    assert len(list(folder.glob("*.parquet"))) == 1
+
+
+def test_numbers_of_numpy_are_numbers_and_a_seed_counts_once(tmp_path):
+    found = run(n=2, budget=np.int64(80), seed=np.int64(1), cache=tmp_path)
+    assert set(found.frame["seed"]) == {1} and set(found.frame["slots"]) == {80}
+    assert len(run(n=2, seed=[0, 0], cache=tmp_path)) == 2
+
+
 def test_accuracy_is_conditional_on_an_eviction_where_one_happened(tmp_path):
     limits = [ev.Budget(total=24, **LIMITS), ev.Budget(total=400, **LIMITS)]
     found = run(["full", "random"], n=6, budget=limits, cache=tmp_path)
