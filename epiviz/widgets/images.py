@@ -143,12 +143,13 @@ def heads(text: Text, token: int) -> Block:
         ax.set_xlabel("layer", fontsize=8, color=MUTED)
         ax.set_ylabel("KV head", fontsize=8, color=MUTED)
 
-    piece = known(printable(text.source.spans.piece(token)))[:24]
+    inside = token < len(text.source)  # of several texts some may be shorter
+    piece = f" ‘{known(printable(text.source.spans.piece(token)))[:24]}’" if inside else ""
     evicting_held = held[evicting[:, 0]]
     fate = (
         f"held by {evicting_held.sum()} of {evicting_held.size} heads" if there else "not there yet, or never fed back"
     )
-    title = f"Heads · token {token:,} ‘{piece}’ at step {view.step:,}: {fate}"
+    title = f"Heads · token {token:,}{piece} at step {view.step:,}: {fate}"
     title = known(f"{title} · {story.method}")
     why = [sample(NAMES[r], MUTED, reason=r) for r in UNDERLINES if (reason == r).any()]
     legend = [swatch("held", ALIVE), swatch("evicted", LOST), *why]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import traitlets as t
@@ -365,7 +366,8 @@ class Live(View):
     def _fallback(self) -> str:
         if self.run is not None:
             return super()._fallback()
-        return f"<p>{visible(self.data.title)}: {self.summary()}; run the cell again to watch, or read its result.</p>"
+        title = escape(visible(self.data.title))
+        return f"<p>{title}: {self.summary()}; run the cell again to watch, or read its result.</p>"
 
 
 def _before_writing(session, row) -> Run:

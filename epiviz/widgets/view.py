@@ -10,6 +10,7 @@ import difflib
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import ClassVar
 
@@ -90,7 +91,7 @@ class View(anywidget.AnyWidget):
             runs,
             scores,
             title,
-            layer_scores=layers if hasattr(source, "displacement") else False,
+            layer_scores=layers,
             on_demand=self._computes,
         )
         if compute is not None:
@@ -159,7 +160,7 @@ class View(anywidget.AnyWidget):
     @t.validate("budget")
     def _valid_budget(self, proposal) -> int:
         if self.method in self._computes:
-            return _between(1, proposal.value, self.data.tokens)
+            return _between(1, proposal.value, max([self.data.tokens, *self.data.budgets(self.method)]))
         return self.data.nearest_budget(self.method, proposal.value)
 
     @t.validate("step")
@@ -185,6 +186,10 @@ class View(anywidget.AnyWidget):
     @t.validate("column")
     def _valid_column(self, proposal) -> int:
         return _between(0, proposal.value, max(len(self.data.columns), self.columns) - 1)
+
+    @t.observe("method", "beside")
+    def _keep_column(self, _change) -> None:
+        self.column = self.column  # the validator brings it to one that is on screen
 
     @t.observe("method")
     def _refit(self, change) -> None:
@@ -372,7 +377,7 @@ class View(anywidget.AnyWidget):
 
     def _fallback(self) -> str:
         if missing := self._missing():
-            return f"<p>{missing[0]} at {self.budget} slots is being computed.</p>"
+            return f"<p>{escape(visible(missing[0]))} at {self.budget} slots is being computed.</p>"
         return fallback.write(self)
 
     def __repr__(self) -> str:

@@ -85,12 +85,12 @@ def watched(view):
     return page, sent
 
 
-def begin(model, prompt=(1, 2, 3), policy="snapkv", budget=BUDGET, new_tokens=60, seed=3, **options):
+def begin(model, prompt=(1, 2, 3), policy="snapkv", budget=BUDGET, new_tokens=60, seed=3, title=None, **options):
     """A live view that has not begun to write."""
     from epiviz.decode import prepare
     from epiviz.widgets.live import Live
 
-    return Live(*prepare(model, [list(prompt)], policy, budget, new_tokens, seed, **options))
+    return Live(*prepare(model, [list(prompt)], policy, budget, new_tokens, seed, **options), title=title)
 
 
 def until(condition, seconds=60):
@@ -114,6 +114,10 @@ def test_the_text_is_that_of_generate(model, policy, temperature):
         assert view.run.text == run.text and view.run.status == run.status
         assert np.array_equal(view.run.retention.death, run.retention.death)
         assert view.run.meter == run.meter
+
+
+def test_a_hostile_title_is_literal_before_the_text_is_there(model):
+    assert begin(model, title="<img src=x>")._fallback().startswith("<p>&lt;img src=x&gt;: reading")
 
 
 def test_afterwards_it_is_the_reader_of_its_run(model):

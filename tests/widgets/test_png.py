@@ -143,6 +143,11 @@ def test_every_view_has_a_picture(trace, replays, view, tmp_path):
     assert (f"held by {alive.sum()} of {alive.size} heads" in text) == (view in (Workbench, HeadMap))
 
 
+def test_a_token_beyond_a_shorter_text_has_no_heads():
+    figure = draw(HeadMap([make_run("a"), make_run("b", seed=1, generated=300)], selected=390, column=1))
+    assert "Heads · token 390 at step 400: not there yet, or never fed back · b" in told(figure)
+
+
 def test_the_timeline_counts_who_is_held(replays):
     story = Story("a", 60, replays[0].retention)
     image = lives(story, story.death(Scope()), 500, 500, 500)

@@ -114,6 +114,11 @@ def test_a_grid_gives_the_replays_of_its_trace(trace, replays):
         Workbench(make_trace(seed=4), grid)
 
 
+def test_replays_without_their_trace_have_its_layers(trace, replays):
+    for source in (replays, replays[0]):
+        assert len(Workbench(source).data.layer_scores) == 2
+
+
 def test_a_run_has_no_layers(trace):
     assert Workbench(make_run()).data.layer_scores == ()
 
@@ -166,6 +171,14 @@ def test_stop_goes_back_to_what_is_there(trace, replays):
     shown.wait(20)
     assert (shown.budget, shown.beside, shown._task) == (100, ["b"], {})
     assert len(shown.data.stories) == len(replays)
+
+
+def test_a_computed_budget_beyond_the_text_is_not_computed_again(trace):
+    shown, kernel = computing(trace, [make_replay(trace, "a", 1000)])
+    shown.wait(20)
+    assert (shown.budget, kernel.asked) == (1000, [])
+    shown.budget = 5000
+    assert shown.budget == 1000
 
 
 def test_the_last_wish_counts(trace, replays):
