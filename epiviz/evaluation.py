@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of ``accuracy``: Wilson's, or clustered by problem where problems have several samples."""
+        """95% interval of ``accuracy``, which takes the problems as the sample; see :func:`epiviz.stats.accuracy`."""
         return float(self._only["low"]), float(self._only["high"])
 
     @property

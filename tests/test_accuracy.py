@@ -74,7 +74,7 @@ def test_accuracy_of_each_condition():
     random = row(table, "random", 64)
     assert (random["accuracy"], random["n"], random["problems"], random["seeds"]) == (0.4, 40, 20, 2)
     two = FRAME[(FRAME["policy"] == "random") & (FRAME["budget"] == 64) & ~FRAME["protect_prompt"].fillna(False)]
-    clustered = stats.clustered_mean(two["correct"], two["problem"])
+    clustered = stats.accuracy(two["correct"], two["problem"])
     assert (random["low"], random["high"]) == pytest.approx((clustered.low, clustered.high))
 
 
@@ -91,6 +91,28 @@ def test_errors_are_counted_and_nothing_else():
     frame.loc[15:, "outcome"] = "error"
     found = frames.accuracy(frame).iloc[0]
     assert (found["accuracy"], found["errors"], found["n"]) == (10 / 15, 5, 20)
+
+
+def test_code_is_no_error_and_has_no_accuracy():
+    frame = pd.concat([texts("full", None, HALF), texts("epikv", 64, HALF, outcome="length")])
+    frame.loc[frame["outcome"].isin(["correct", "wrong"]), ["outcome", "correct"]] = "ungraded", False
+    table = frames.accuracy(frame)
+    assert table["accuracy"].isna().all() and table["accuracy_evicted"].isna().all() and not table["errors"].any()
+    assert table["evicted"].tolist() == [0, 1]
+    for function in (frames.pass_at_k, frames.seed_spreads, lambda frame: frames.paired_accuracy(frame, "full")):
+        with pytest.raises(ValueError, match="texts are code, which is not graded here"):
+            function(frame)
+
+
+def test_a_text_counts_once():
+    wide, narrow = (texts("epikv", 64, HALF).assign(recent=recent) for recent in (4, 16))
+    with pytest.raises(
+        ValueError, match="40 texts of epikv are of the same problem, sample and seed, and differ in rec"
+    ):
+        frames.accuracy(pd.concat([wide, narrow]))
+    for function in (frames.outcomes, frames.pass_at_k, frames.seed_spreads):
+        with pytest.raises(ValueError, match="choose the rows that belong together"):
+            function(pd.concat([wide, wide]))
 
 
 def test_differences_are_paired_by_problem_under_the_same_limit():
@@ -136,6 +158,14 @@ def test_pass_at_k_of_two_seeds():
         frames.pass_at_k(two, k=(3,))
 
 
+def test_pass_at_k_stays_a_share_and_says_nothing_of_errors_alone():
+    most = pd.concat([texts("random", 64, [1] * 19 + [0], seed=seed) for seed in (0, 1)])
+    assert frames.pass_at_k(most)["high"].tolist() == [1]
+    failed = most.assign(outcome="error")
+    (found,) = frames.pass_at_k(failed).to_dict("records")
+    assert (found["n"], found["samples"]) == (0, 0) and np.isnan(found["pass_at_k"])
+
+
 def test_empty_frames_are_refused():
     for function in (frames.accuracy, frames.outcomes, frames.paired_accuracy):
         with pytest.raises(ValueError, match="no rows"):
@@ -168,8 +198,8 @@ def test_over_budgets_a_problem_is_one_cluster_and_only_common_budgets_count():
     table = frames.accuracy_over_budgets(lonely)
     found = row(table, "epikv", None)
     assert (found["n"], found["problems"], found["accuracy"]) == (40, 20, 0.95)
-    expected = ev.stats.clustered_mean([1] * 18 + [0] * 2 + ALL, [*range(20), *range(20)])
-    assert (found["low"], found["high"]) == pytest.approx((expected.low, min(1, expected.high)))
+    expected = ev.stats.accuracy([1] * 18 + [0] * 2 + ALL, [*range(20), *range(20)])
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
     assert row(table, "random", None, protect=True)["accuracy"] == 0.8
     assert row(table, "full", None)["n"] == 20
 

@@ -15,19 +15,21 @@ from epiviz import stats
 from epiviz.tasks.outcomes import OUTCOMES, UNGRADED
 
 CONDITION = ["policy", "budget", "protect_prompt", "positions"]
+SETTINGS = ("model", "sinks", "recent", "buffer", "slots", "study", "task", "protocol")  # no part of a condition
 LIMIT = CONDITION[1:]  # what two policies must share to be compared; the full cache has no limit
 
 
 def accuracy(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
     """Return the accuracy of each condition, and that of the texts in which something was evicted.
 
-    Texts that ended in an error do not count; all other texts do, whatever became of them.
+    Texts that ended in an error do not count; all other texts do, whatever became of them. Where some are not graded
+    here, code, there is no accuracy: it is NaN.
 
     Parameters
     ----------
     frame : pandas.DataFrame
     level : float
-        Coverage of the intervals: Wilson's where a problem has one text, clustered by problem otherwise.
+        Coverage of the intervals, which take the problems as the sample; see :func:`epiviz.stats.accuracy`.
 
     Returns
     -------
@@ -41,14 +43,15 @@ def accuracy(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
     Raises
     ------
     ValueError
-        The frame is empty.
+        The frame is empty, or has a text of a condition twice: joined frames of several models, of budgets that differ
+        in their recent tokens alone, …
     """
     full = _valid(frame[frame["policy"] == "full"]).groupby("problem")["correct"].mean()
     rows = []
     for condition, texts in _conditions(frame):
         valid = _valid(texts)
         evicted = valid[valid["evicted"].astype(bool)]
-        found, among = (stats.accuracy(part["correct"], part["problem"], level) for part in (valid, evicted))
+        found, among = (_accuracy(part, level) for part in (valid, evicted))
         beside = full.reindex(evicted["problem"])
         rows.append(
             {
@@ -65,7 +68,7 @@ def accuracy(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
                 "accuracy_evicted": among.value,
                 "evicted_low": among.low,
                 "evicted_high": among.high,
-                "full_evicted": beside.mean() if len(beside) and beside.notna().all() else np.nan,
+                "full_evicted": beside.mean() if beside.notna().all() and np.isfinite(among.value) else np.nan,
                 **{name: valid[name].astype(float).mean() for name in ("tokens", "mean_slots", "kv_mib", "state_mib")},
                 "bounded": bool(texts["bounded"].all()),
                 "seconds": texts["seconds"].sum(),
@@ -83,7 +86,7 @@ def accuracy_over_budgets(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd
     policies = limited.groupby(LIMIT, dropna=False)["policy"].transform("nunique")
     most = policies.groupby(limited["protect_prompt"]).transform("max")
     whole = pd.concat([frame[frame["budget"].isna()], limited[policies == most]])
-    return accuracy(whole.assign(budget=np.nan), level)
+    return accuracy(whole.assign(budget=np.nan, sample=range(len(whole))), level)  # as if samples of the problem
 
 
 def paired_accuracy(frame: pd.DataFrame, control: str = "random", level: float = stats.LEVEL) -> pd.DataFrame:
@@ -110,7 +113,7 @@ def paired_accuracy(frame: pd.DataFrame, control: str = "random", level: float =
     Raises
     ------
     ValueError
-        The frame is empty, or has no such control.
+        The frame is empty, or has no such control, or texts twice, or texts that are not graded here.
     """
     found = [(condition, _per_problem(texts)) for condition, texts in _conditions(frame)]
     controls = {_limit(condition): means for condition, means in found if condition["policy"] == control}
@@ -161,7 +164,7 @@ def seed_spreads(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for condition, texts in _conditions(frame):
-        wide = _valid(texts).pivot_table("correct", "seed", "problem").dropna(axis=1)
+        wide = _graded(texts).pivot_table("correct", "seed", "problem").dropna(axis=1)
         if min(wide.shape) < 2:
             continue
         found = stats.seed_spread(wide.to_numpy(dtype=float))
@@ -180,21 +183,23 @@ def pass_at_k(frame: pd.DataFrame, k: Sequence[int] = (1,)) -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row per condition and ``k``: ``n`` (problems), ``samples`` (the fewest of a problem), ``pass_at_k`` with
-        ``low`` and ``high`` (Student's t over problems). At k = 1 it is the mean over samples, avg@samples.
+        ``low`` and ``high`` (Student's t over problems, cut to [0, 1]). At k = 1 it is the mean over samples,
+        avg@samples.
 
     Raises
     ------
     ValueError
-        A problem has fewer samples than k.
+        A problem has fewer samples than k, or texts that are not graded here.
     """
     rows = []
     for condition, texts in _conditions(frame):
-        counts = _valid(texts).groupby("problem")["correct"].agg(["sum", "count"])
+        counts = _graded(texts).groupby("problem")["correct"].agg(["sum", "count"])
         for each in k:
             chances = stats.pass_at_k(counts["sum"].to_numpy(), counts["count"].to_numpy(), each)
             found = stats.clustered_mean(chances, counts.index.to_numpy())
-            row = {**condition, "k": each, "n": len(counts), "samples": int(counts["count"].min())}
-            rows.append(row | {"pass_at_k": found.value, "low": found.low, "high": found.high})
+            row = {**condition, "k": each, "n": len(counts), "samples": counts["count"].min() if len(counts) else 0}
+            low, high = np.clip([found.low, found.high], 0, 1)
+            rows.append(row | {"pass_at_k": found.value, "low": low, "high": high})
     return pd.DataFrame(rows)
 
 
@@ -221,7 +226,20 @@ def _conditions(frame: pd.DataFrame) -> Iterator[tuple[dict, pd.DataFrame]]:
     plain["budget"] = plain["budget"].fillna(-1.0)
     for values, texts in plain.groupby(CONDITION, sort=False):
         condition = dict(zip(CONDITION, values, strict=True))
+        _check_once(condition, texts)
         yield condition | {"budget": np.nan if condition["budget"] < 0 else condition["budget"]}, texts
+
+
+def _check_once(condition: dict, texts: pd.DataFrame) -> None:
+    """Refuse a condition that has a text twice: what differs there would be averaged away, and counted as certainty."""
+    twice = texts[texts.duplicated(["problem", "sample", "seed"], keep=False)]
+    if len(twice):
+        others = [name for name in SETTINGS if name in twice and len(twice[name].unique()) > 1]
+        raise ValueError(
+            f"{len(twice)} texts of {condition['policy']} are of the same problem, sample and seed"
+            + (f", and differ in {' and '.join(others)}" if others else "")
+            + "; choose the rows that belong together"
+        )
 
 
 def _limit(condition: dict) -> tuple:
@@ -229,8 +247,24 @@ def _limit(condition: dict) -> tuple:
 
 
 def _valid(texts: pd.DataFrame) -> pd.DataFrame:
-    return texts[~texts["outcome"].isin(["error", UNGRADED])]
+    return texts[texts["outcome"] != "error"]
+
+
+def _graded(texts: pd.DataFrame) -> pd.DataFrame:
+    valid = _valid(texts)
+    if ungraded := (valid["outcome"] == UNGRADED).sum():
+        raise ValueError(
+            f"{ungraded} texts are code, which is not graded here: write them to a file with "
+            "epiviz.tasks.export_completions and grade them in a sandbox"
+        )
+    return valid
+
+
+def _accuracy(valid: pd.DataFrame, level: float) -> stats.Estimate:
+    if (valid["outcome"] == UNGRADED).any():
+        return stats.Estimate(np.nan, np.nan, np.nan)
+    return stats.accuracy(valid["correct"], valid["problem"], level)
 
 
 def _per_problem(texts: pd.DataFrame) -> pd.Series:
-    return _valid(texts).groupby("problem")["correct"].mean()
+    return _graded(texts).groupby("problem")["correct"].mean()

@@ -68,35 +68,54 @@ def clustered_mean(values: np.ndarray, clusters: np.ndarray, level: float = LEVE
         return Estimate(np.nan, np.nan, np.nan)
     if groups.max() == 0:
         return Estimate(float(values.mean()), np.nan, np.nan)
-    mean, many = float(values.mean()), int(groups.max()) + 1
-    sums = np.bincount(groups, values - mean)  # values of a cluster err together: their sum is what varies
-    error = np.sqrt(many / (many - 1) * (sums**2).sum()) / len(values)
-    half = float(scipy_stats.t.ppf((1 + level) / 2, many - 1) * error)
+    mean = float(values.mean())
+    half = float(scipy_stats.t.ppf((1 + level) / 2, groups.max()) * _clustered_error(values, groups))
     return Estimate(mean, mean - half, mean + half)
 
 
 def accuracy(correct: np.ndarray, problems: np.ndarray, level: float = LEVEL) -> Estimate:
     """Return the share of correct texts with an interval that takes the problems as the sample.
 
-    Wilson's where every problem has one text; clustered by problem otherwise, cut to [0, 1]. Where no two problems
-    differ, clusters leave no variance to tell an interval from: then it is Wilson's over problems.
+    Wilson's. Where problems have several texts, it is that of as many independent texts as would give the clustered
+    standard error: it stays in [0, 1] and covers the truth near 0 and 1 too, where a symmetric one is too short. Where
+    no two problems differ there is no such error to tell it from, and every problem counts as one text.
 
     Parameters
     ----------
     correct : bool ``[texts]``
     problems : ``[texts]``
         The problem of each text.
+
+    Examples
+    --------
+    >>> print(accuracy([1, 0, 1, 0], ["a", "a", "b", "b"]))
+    +0.50 [+0.09, +0.91]
     """
     correct = np.asarray(correct, dtype=np.float64)
     groups = np.unique(np.asarray(problems), return_inverse=True)[1]
     n = int(groups.max()) + 1 if len(groups) else 0
     if n == len(correct):
         return wilson(int(correct.sum()), n, level)
+    share, error = float(correct.mean()), _clustered_error(correct, groups)
     means = np.bincount(groups, correct) / np.bincount(groups)
-    if np.ptp(means) == 0:
-        return wilson(round(means[0] * n), n, level) if means[0] in (0, 1) else clustered_mean(correct, groups, level)
-    found = clustered_mean(correct, groups, level)
-    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
+    if np.ptp(means) < 1e-12:
+        size, quantile = n, scipy_stats.norm.ppf((1 + level) / 2)
+    else:
+        size = min(share * (1 - share) / error**2, len(correct))
+        quantile = scipy_stats.t.ppf((1 + level) / 2, n - 1)
+    shrunk = 1 / (1 + quantile**2 / size)
+    middle = (share + quantile**2 / (2 * size)) * shrunk
+    half = quantile * np.sqrt(share * (1 - share) / size + quantile**2 / (4 * size**2)) * shrunk
+    return Estimate(share, max(0.0, float(middle - half)), min(1.0, float(middle + half)))
+
+
+def _clustered_error(values: np.ndarray, groups: np.ndarray) -> float:
+    """Return the standard error of the mean of values in clusters 0, 1, …; NaN where there is one cluster only."""
+    many = int(groups.max()) + 1
+    if many == 1:
+        return np.nan
+    sums = np.bincount(groups, values - values.mean())  # values of a cluster err together: their sum is what varies
+    return float(np.sqrt(many / (many - 1) * (sums**2).sum()) / len(values))
 
 
 @dataclass(frozen=True)
