@@ -78,6 +78,8 @@ def reproduce(
     path : path, optional
         A local copy of the problem set; by default it is fetched from the hub.
     seed : int
+        Keys every draw. The problems, options in their order included, are the same under every seed: texts of several
+        seeds are texts of one problem.
     **options
         Passed on to :func:`epiviz.evaluate`.
 
@@ -86,7 +88,7 @@ def reproduce(
     Evaluation
         Where a protocol limits prompt and text together, all texts are cut where the longest prompt has to be.
     """
-    problems = tasks.load(asked.task, n_problems, seed, protocol=asked.paper, path=path)
+    problems = tasks.load(asked.task, n_problems, protocol=asked.paper, path=path)
     room = asked.new_tokens(max(len(model.encode(problem.prompt)) for problem in problems))
     return evaluate(
         model,

@@ -45,6 +45,19 @@ def test_a_prompt_and_its_text_share_the_tokens_that_a_protocol_allows(local_mod
     assert solved.frame["tokens"].tolist() == [400 - len(model.encode(problem.prompt))]
 
 
+def test_problems_are_the_same_under_every_seed(local_model, tmp_path):
+    """Otherwise a question whose options are shuffled anew would count as another, independent problem."""
+    asked = reproduction.find("vase/gpqa-diamond")
+    options = {"path": write(tmp_path / "rows.jsonl", GPQA), "max_new_tokens": 2, "samples": 1, "progress": False}
+    model = ev.load(local_model)
+    frames = [
+        reproduction.reproduce(model, asked, "full", n_problems=1, seed=seed, cache=tmp_path / "texts", **options).frame
+        for seed in (0, 1)
+    ]
+    assert frames[0]["problem"].tolist() == frames[1]["problem"].tolist()
+    assert [frame["seed"].tolist() for frame in frames] == [[0], [1]]
+
+
 def test_a_protocol_that_nobody_published_is_refused():
     with pytest.raises(ValueError, match="named paper/task, not 'gsm8k'; there is epikv/math500"):
         reproduction.find("gsm8k")
