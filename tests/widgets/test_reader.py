@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from itertools import pairwise, product
 from types import SimpleNamespace
 
@@ -102,6 +103,30 @@ def test_stylesheet_and_fallback_share_their_colours():
         for bucket, colour in enumerate(colours):
             value = re.search(rf"--b{bucket}: (.*?);", block)[1]
             assert value == "transparent" if colour == "ffffff" else f"#{colour}" in value
+
+
+def test_text_is_legible_on_every_background():
+    """WCAG 2.2, 1.4.3: a contrast of at least 4.5, on an exported page as in JupyterLab's themes."""
+
+    def luminance(colour):
+        colour = colour * 2 if len(colour) == 3 else colour
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one, other):
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    pairs = re.findall(r"--(\w+): light-dark\(#(\w+), #(\w+)\)", style())
+    for theme, panels in ((0, ["fff"]), (1, ["161616", "212121", "1f1f23"])):
+        inks = {name: colours[theme] for name, *colours in pairs if name in ("ink", "muted", "gone", "later", "accent")}
+        assert len(inks) == 5
+        for name, ink in inks.items():
+            assert min(contrast(ink, panel) for panel in panels) >= 4.5, (name, theme)
+        backgrounds = [colours[theme] for name, *colours in pairs if re.fullmatch(r"b\d|hit", name)]
+        assert len(backgrounds) == 8 + 5 + 1
+        assert min(contrast(inks["ink"], background) for background in backgrounds) >= 4.5
 
 
 # ---- replays and runs
@@ -282,6 +307,13 @@ def test_messages_from_the_browser_fire_observers(trace):
     assert reader.counts()["kept"] == 13
 
 
+def test_the_column_is_one_on_screen(trace, replays):
+    reader = TraceReader(trace, replays, beside=["b"], column=1)
+    assert reader.column == 1
+    reader.beside = []
+    assert reader.column == 0
+
+
 def test_unknown_names_are_refused_with_the_known_ones(trace):
     reader = TraceReader(trace)
     with pytest.raises(traitlets.TraitError, match="surprisal"):
@@ -344,6 +376,16 @@ def test_fallback_names_the_budget_of_each_run():
 def test_fallback_shows_both_ends_of_a_long_text():
     html = TraceReader(make_trace(tokens=2000))._fallback()
     assert "… 1500 tokens …" in html
+
+
+def test_a_hostile_method_is_literal_in_the_fallback(trace):
+    started = threading.Event()
+    compute = lambda method, budget, _: started.wait() and make_replay(trace, method, budget)  # noqa: E731
+    reader = TraceReader(trace, compute=compute, methods=["<img src=x>"], method="<img src=x>")
+    html = reader._fallback()
+    started.set()
+    reader.wait(20)
+    assert html.startswith("<p>&lt;img src=x&gt; at ")
 
 
 def test_hostile_text_is_literal_in_the_fallback():

@@ -7,6 +7,7 @@ class Card {
 
   /** @param {HTMLElement} anchor @param {Node[]} content @param {boolean} pinned */
   show(anchor, content, pinned) {
+    if (!this.element.isConnected) return; // a notebook builds outputs before they are in the page, and takes them out
     this.anchor = anchor;
     this.element.replaceChildren(...content);
     this.element.toggleAttribute("data-pinned", pinned);

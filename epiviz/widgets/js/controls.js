@@ -255,7 +255,7 @@ class Controls {
     }
     const uniform = stories.every((story) => story.uniform);
     const shipped = !unfinished(state.model) && (!state.offline || state.stories.every((story) => story.deaths));
-    ui.layer.disabled = uniform || !shipped;
+    ui.layer.disabled = (uniform || !shipped) && now.layer < 0; // from a head there is always a way back
     ui.threshold.disabled = uniform;
     ui.fields.scope.title = uniform
       ? "All heads of this method evict the same tokens"

@@ -9,6 +9,7 @@ class Reader {
     /** @type {TextColumn[]} */ this.columns = [];
     this.cursor = { column: 0, token: 0 };
     /** @type {[number, number][]} */ this.found = [];
+    this.searched = ""; // the texts that were
     this.pending = false;
     this.walking = false; // the keyboard is in the text: the current token is outlined
     this.inside = false; // so is the pointer: the card follows it
@@ -40,6 +41,8 @@ class Reader {
     const { state } = this;
     const { now, panes } = state;
     this.columnsFor(panes.length);
+    this.stay();
+    this.searchNew();
     let pending = state.missing.length > 0;
     for (const [column, pane] of this.visible) {
       const score = column.source.score(now.color_by);
@@ -220,6 +223,15 @@ class Reader {
     this.say(`${quoted(column.source.piece(this.cursor.token))}, token ${this.cursor.token}${fate}`);
   }
 
+  /** The keyboard walks over a text on screen. */
+  stay() {
+    const { panes } = this.state;
+    if (panes.some(({ column }) => column === this.cursor.column)) return;
+    const { index, length, source } = this.columns[panes[0].column];
+    this.cursor = { column: index, token: source.whole(Math.min(this.cursor.token, length - 1)) };
+    if (this.pointed) this.point();
+  }
+
   /** Give the current token the id that the text container points to. */
   point() {
     const span = this.columns[this.cursor.column].spans[this.cursor.token];
@@ -266,12 +278,24 @@ class Reader {
   }
 
   search() {
+    this.find();
+    this.state.schedule();
+  }
+
+  /** Texts that came, went or grew since the last search are searched, too. */
+  searchNew() {
+    const texts = this.visible.map(([column]) => `${column.index} ${column.length}`).join();
+    if (texts === this.searched) return;
+    this.searched = texts;
+    this.find();
+  }
+
+  find() {
     const query = this.controls.ui.search.value;
     this.found = this.visible.flatMap(([column]) =>
       column.search(query).map((token) => /** @type {[number, number]} */ ([column.index, token])),
     );
     this.controls.ui.found.textContent = query ? `${count(this.found.length)} found` : "";
-    this.state.schedule();
   }
 
   /** @param {KeyboardEvent} event */

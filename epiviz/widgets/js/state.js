@@ -164,9 +164,10 @@ class State {
     now.beside = others
       .filter((/** @type {string} */ name) => name !== STATIC && name !== now.method && meta.methods.includes(name))
       .slice(0, 2);
-    if (this.shown === "static" || this.computes()) now.budget = clamp(1, now.budget, this.tokens);
+    if (this.shown === "static" || this.computes()) now.budget = clamp(1, now.budget, Math.max(this.tokens, ...this.budgets()));
     else if (this.shown === "replay") now.budget = nearest(this.budgets(), now.budget);
     now.step = clamp(0, now.step, this.tokens);
+    now.selected = clamp(-1, now.selected, this.tokens - 1);
     now.layer = clamp(-1, now.layer, this.layers - 1);
     now.head = clamp(0, now.head, Math.max(0, this.heads - 1));
     now.threshold = nearest(meta.thresholds, now.threshold);
@@ -182,8 +183,8 @@ class State {
     const moving = (/** @type {string} */ name) => name === "step" && this.follows;
     const changed = CONTROLS.filter((name) => !same(this.model.get(name), this.now[name]) && !moving(name));
     changed.forEach((name) => this.model.set(name, this.now[name]));
+    this.expect(); // first, because a model whose kernel is gone may refuse to save
     if (changed.length) this.model.save_changes();
-    this.expect();
   }
 
   /** The panes whose history is still to be computed. @returns {Pane[]} */
@@ -196,30 +197,31 @@ class State {
     const [first] = this.missing;
     if (!first) return this.slices.excuse();
     const what = `${first.method} at ${plural(this.now.budget, "slot")}`;
+    if (this.late && this.task.method) return `no news of ${what} from the kernel: it is busy or gone`;
     if (this.late) return `the kernel is busy or gone: it has not begun to compute ${what}`;
     return `computing ${what} …`;
   }
 
-  /** Notice when the kernel does not begin to compute what is missing. */
+  /** Notice when the kernel does not begin to compute what is missing, or no longer tells of it. */
   expect() {
     window.clearTimeout(this.waiting);
     this.late = false;
     if (!this.missing.length) return;
     this.waiting = window.setTimeout(() => {
-      this.late = !this.task.method;
+      this.late = true;
       this.schedule();
     }, ANSWER_MS);
   }
 
   /** Stop computing and go back to what there is. */
   stop() {
-    this.model.send({ ask: "stop" });
     const { method, beside } = this.now;
     const has = (/** @type {string} */ name) => name === STATIC || this.budgets(name).length > 0;
     const [chosen = this.meta.methods.find(has), ...others] = [method, ...beside].filter(has);
     const budget = nearest(this.budgets(chosen), this.now.budget);
     const ready = (/** @type {string} */ name) => this.budgets(name).includes(budget) || !this.computes(name);
     this.commit({ method: chosen, beside: others.filter(ready), budget });
+    this.model.send({ ask: "stop" });
   }
 
   /** A control changed outside this place. @param {string} name */
@@ -264,12 +266,15 @@ class State {
 
   /** The pane a view of single tokens looks at. @returns {Pane} */
   get main() {
-    return this.panes.find((pane) => pane.column === this.now.column) ?? this.panes[0];
+    const { selected, column } = this.now;
+    const at = selected >= 0 ? column : (this.hover?.column ?? column);
+    return this.panes.find((pane) => pane.column === at) ?? this.panes[0];
   }
 
-  /** The token that views look at: the selected one, else the one under the pointer. */
+  /** The token that views look at: the selected one, else the one under the pointer; −1 where their text has none. */
   get token() {
-    return this.now.selected >= 0 ? this.now.selected : (this.hover?.token ?? -1);
+    const token = this.now.selected >= 0 ? this.now.selected : (this.hover?.token ?? -1);
+    return token < this.sources[this.main.text].length ? token : -1;
   }
 
   // ---- drawing
@@ -311,8 +316,11 @@ class State {
       this.grow(() => this.read());
       this.followed = true;
     };
-    const redraw = () => this.schedule();
-    this.handlers.push(["change:_data", reread], ["change:_task", redraw], ["change:_live", redraw]);
+    const news = () => {
+      this.expect();
+      this.schedule();
+    };
+    this.handlers.push(["change:_data", reread], ["change:_task", news], ["change:_live", () => this.schedule()]);
     this.handlers.forEach(([event, handler]) => this.model.on(event, handler));
   }
 

@@ -154,12 +154,13 @@ class Strip {
   /** The token and the step under the pointer, and how far down it is. @param {PointerEvent} event */
   at(event) {
     const box = this.plot.getBoundingClientRect();
-    const { tokens } = this.state;
+    const { tokens, sources } = this.state;
+    const { length } = sources[this.pane?.text ?? 0]; // of several texts some may be shorter than the plot
     const { x, y, size } = this.stretch;
     const share = (/** @type {number} */ at, /** @type {number} */ length) => clamp(0, at / (length || 1), 1);
     const down = share(event.clientY - box.top, box.height);
     return {
-      token: Math.min(tokens - 1, Math.floor((x + size * share(event.clientX - box.left, box.width)) * tokens)),
+      token: Math.min(length - 1, Math.floor((x + size * share(event.clientX - box.left, box.width)) * tokens)),
       step: Math.round((y + size * down) * tokens),
       down,
     };

@@ -54,14 +54,14 @@ class Timeline extends Panel {
       : layer < 0
         ? ` until ${threshold} % of the heads lost it`
         : ` in layer ${layer}, head ${head}`;
-    if (this.legendKey === whose && this.legend.firstChild) return;
-    this.legendKey = whose;
     const swatch = (/** @type {string} */ look, /** @type {string} */ text) =>
       h("span", { className: "swatch" }, h("i", { className: look }), text);
-    const gone = panes.length && panes.every((pane) => state.stories[pane.story].selects);
+    const gone = panes.some((pane) => !state.stories[pane.story].selects);
+    if (this.legendKey === `${whose} ${gone}`) return;
+    this.legendKey = `${whose} ${gone}`;
     this.legend.replaceChildren(
       swatch("alive", `held${whose}`),
-      ...(gone ? [] : [swatch("lost", "evicted")]),
+      ...(gone ? [swatch("lost", "evicted")] : []),
       h("span", {}, "steps run down, tokens across"),
     );
   }
@@ -73,7 +73,9 @@ class Timeline extends Panel {
     const story = state.stories[pane.story];
     strip.pane = pane;
     const under = story.events.length || story.selects ? `budget ${count(story.budget)}` : "nothing evicted";
-    strip.note.textContent = named ? `${pane.method}, ${under}` : "";
+    const what = slice ? under : state.slices.excuse();
+    strip.note.textContent = named ? `${pane.method}, ${what}` : slice ? "" : what;
+    strip.element.setAttribute("aria-busy", String(!slice)); // what is drawn there may be another head's
     strip.tick();
     const [width, height] = strip.fit();
     if (!width || !slice) return;
@@ -81,7 +83,8 @@ class Timeline extends Panel {
     strip.paint(`${pane.story} ${layer} ${head} ${threshold}`, (pixels) => {
       const colours = this.palette.ramp([this.palette.pixel("lost"), this.palette.pixel("alive")], 65);
       const later = this.palette.pixel("page");
-      rasterLives(pixels, width, height, state.tokens, strip.stretch, story.events, slice.death, colours, later);
+      const { length } = state.sources[pane.text];
+      rasterLives(pixels, width, height, state.tokens, length, strip.stretch, story.events, slice.death, colours, later);
     });
   }
 
@@ -95,15 +98,17 @@ class Timeline extends Panel {
     const snap = (/** @type {number} */ step) => nearest(state.stops(), step);
     const { plot } = strip;
     plot.addEventListener("pointerdown", (/** @type {PointerEvent} */ event) => {
+      if (event.button) return; // the others open menus
       plot.setPointerCapture(event.pointerId);
       state.preview({ step: snap(strip.at(event).step) });
     });
     plot.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
       const { token, step } = strip.at(event);
-      if (event.buttons) state.preview({ step: snap(step) });
+      if (event.buttons & 1) state.preview({ step: snap(step) });
       state.point({ column: strip.pane?.column ?? 0, token });
     });
     plot.addEventListener("pointerup", (/** @type {PointerEvent} */ event) => {
+      if (event.button) return;
       const { token, step } = strip.at(event);
       state.preview({ step: snap(step) });
       state.select(strip.pane?.column ?? 0, token);
@@ -130,11 +135,11 @@ class Timeline extends Panel {
 /**
  * Token × step: each pixel is the share of its tokens still held, from births and deaths alone. In every column of
  * pixels a difference array counts births up and deaths down; its running sum is the number held at each row.
- * @param {Uint32Array} pixels @param {number} width @param {number} height @param {number} tokens
- * @param {Stretch} stretch @param {Uint32Array} events @param {Numbers} death
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {number} tokens that the plot is for
+ * @param {number} length tokens that there are @param {Stretch} stretch @param {Uint32Array} events @param {Numbers} death
  * @param {Uint32Array} colours from none held to all held @param {number} later the colour of what does not exist yet
  */
-function rasterLives(pixels, width, height, tokens, stretch, events, death, colours, later) {
+function rasterLives(pixels, width, height, tokens, length, stretch, events, death, colours, later) {
   // Row y stands for the step in its middle; a token is held from step "index + 1" on, until an event fires at a step.
   const [top, scale] = [stretch.y * tokens, height / (stretch.size * tokens)];
   const rowOf = (/** @type {number} */ step) => clamp(0, Math.ceil((step - top) * scale - 0.5), height);
@@ -142,9 +147,10 @@ function rasterLives(pixels, width, height, tokens, stretch, events, death, colo
   const change = new Int32Array(height + 1);
   const shades = colours.length - 1;
   pixels.fill(later);
-  pixelColumns(width, tokens, stretch).forEach(([from, to], x) => {
+  pixelColumns(width, tokens, stretch).forEach(([from, next], x) => {
+    const to = Math.min(next, length);
     const first = rowOf(from + 1);
-    if (first === height) return;
+    if (first === height || from >= to) return;
     change.fill(0);
     for (let i = from; i < to; i++) {
       const birth = rowOf(i + 1);
