@@ -7,6 +7,7 @@ and its parameters, the budget, the seed, this package's own code), so that a se
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -145,7 +146,7 @@ def replay_grid(
     traces = [trace] if isinstance(trace, Trace) else list(trace)
     chosen = kept.pairs(policies, budgets)
     cells = []
-    for each, (policy, budget), seed in product(traces, chosen, seeds):
+    for each, (policy, budget), seed in product(traces, chosen, dict.fromkeys(map(operator.index, seeds))):
         each.check_model(model)
         job = Job(policy, budget, seed, positions)
         _check(model, each, job)

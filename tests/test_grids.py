@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from forked import Forked
 from tiny import random_prompt, tiny_model
 
 import epiviz as ev
-from epiviz import grids, policies
+from epiviz import cells, grids, policies
 from epiviz.replays import ReplayFileError
 
 BUDGETS = [ev.Budget(total, sinks=2, recent=8, buffer=8) for total in (24, 40)]
@@ -114,6 +115,63 @@ class Mine(policies.Policy):
     with pytest.raises(ValueError, match="source of policy .* cannot be read"):
         ev.replay_grid(model, trace, [exec_only["Bare"]()], BUDGETS[:1], cache=tmp_path / "cells", progress=False)
     assert ev.replay_grid(model, trace, [Typed()], BUDGETS[:1], cache=tmp_path / "cells", progress=False).frame.shape[0]
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+from epiviz import policies
+
+SCALE = 1
+
+def helper(positions):
+    return [SCALE * x for x in positions][0]
+
+@dataclass(frozen=True)
+class Mine(policies.Policy):
+    name = "mine"
+    table = [1]
+    weights = torch.ones(2)
+
+    @staticmethod
+    def score(positions):
+        return helper(positions)
+
+    def rank(self, slots, state, draws):
+        return policies.Ranking(self.score(slots.positions.double()))
+"""
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("SCALE = 1", "SCALE = -1"),
+        ("x for x in", "-x for x in"),
+        ("return helper(positions)", "return -helper(positions)"),
+        ("table = [1]", "table = [2]"),
+        ("ones(2)", "zeros(2)"),
+    ],
+)
+def test_what_a_policy_uses_is_part_of_its_source(before, after, tmp_path):
+    """Helpers, constants and static methods decide what a policy of one's own does as much as its methods do."""
+    found = []
+    for number, text in enumerate(
+        [OWN, OWN.replace("import torch", "import torch  # again"), OWN.replace(before, after)]
+    ):
+        file = tmp_path / f"own_{number}.py"
+        file.write_text(text)
+        module = importlib.util.spec_from_file_location(file.stem, file)
+        own = importlib.util.module_from_spec(module)
+        module.loader.exec_module(own)
+        found.append(cells.foreign_source(own.Mine()))
+    assert found[0] == found[1] != found[2]
+    assert cells.foreign_source(ev.policies.get("random")) == ""
+
+
+def test_seeds_of_numpy_are_seeds_and_count_once(tmp_path, computed):
+    ask = {"policies": ["random"], "budgets": BUDGETS[:1], "cache": tmp_path, "progress": False}
+    grid = ev.replay_grid(tiny_model("qwen3"), recorded(1), seeds=np.array([0, 0, 1]), **ask)
+    assert grid.frame["seed"].tolist() == [0, 1]
 
 
 def test_a_damaged_cell_is_computed_again(tmp_path, computed, capsys):
