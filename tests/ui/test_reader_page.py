@@ -337,6 +337,12 @@ def test_bidi_marks_have_no_effect_and_are_written_out(show):
     assert marks == ["U+202E", "U+202C", "U+0000", "U+D83D", "U+DC00", "U+000D", "U+2067", "U+2069", "U+200F"]
 
 
+def test_blocks_run_in_the_direction_of_their_first_letters(show):
+    page = show(TraceReader(make_trace(spans=spans_of([" مرحبا\n"] * 600 + ["hello\n"] * 600), prompt=2)))
+    direction = "(blocks) => blocks.map((block) => block.matches(':dir(rtl)'))"
+    assert page.locator(".block").evaluate_all(direction) == [True] * 4 + [False] * 3
+
+
 def test_long_texts_stay_in_one_piece(show):
     trace = make_trace(spans=spans_of(["no line break "] * 2000))
     page = show(TraceReader(trace))

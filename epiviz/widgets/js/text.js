@@ -52,6 +52,7 @@ class TextColumn {
     this.blocks.slice(known).forEach((each) => {
       const lines = (each.textContent ?? "").split("\n").reduce((sum, line) => sum + 1 + line.length / 90, 0);
       each.style.containIntrinsicSize = `auto ${Math.round(lines * 26)}px`;
+      each.dir = "auto"; // now that it is full: with every span added, a browser would look for its direction again
       this.observer?.observe(each);
     });
   }
@@ -72,7 +73,7 @@ class TextColumn {
     for (let i = from; i < this.length; i++) {
       const size = i - (this.starts.at(-1) ?? -BLOCK_MAX);
       if (size >= BLOCK_MAX || (size >= BLOCK_MIN && this.last.endsWith("\n"))) {
-        block = h("div", { className: "block", dir: "auto" });
+        block = h("div", { className: "block" });
         block.dataset.start = String(i);
         if (!this.last.endsWith("\n")) block.dataset.cut = "";
         this.starts.push(i);
