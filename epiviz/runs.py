@@ -168,6 +168,8 @@ def study(
     twice = sorted({stem for stem in stems if stems.count(stem) > 1})
     if twice:
         raise ParameterError(f"notebooks share a name and would share a folder: {', '.join(twice)}")
+    for run in planned:
+        check_folder(run.folder)
     finished = {} if force else {run.stem: run for run in map(previous_run, planned) if run}
     if any(run.parameters.get("model") == BUNDLED_MODEL for run in planned if run.stem not in finished):
         fetch_bundled_model(say)
@@ -342,11 +344,27 @@ def _short(path: Path) -> str:
 
 def clear(folder: Path) -> None:
     """Remove the files of an earlier run, so that a failing one does not stand beside its results."""
+    check_folder(folder)
     if (folder / MANIFEST).is_file():
-        Manifest.load(folder)  # refuses a folder that is not a run's
         for path in folder.iterdir():
             if path.is_file():
                 path.unlink()
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds files and is no run's: the next run in it would remove them.
+
+    Raises
+    ------
+    FileExistsError
+        There are such files; the message names one.
+    """
+    if (folder / MANIFEST).is_file():
+        Manifest.load(folder)  # refuses a manifest that is not a run's
+    elif folder.is_dir() and (there := [path.name for path in folder.iterdir() if path.name[0] != "."]):
+        raise FileExistsError(
+            f"{str(folder)!r} holds {min(there)!r} and is no run's folder; choose another folder, or empty it"
+        )
 
 
 def fetch_bundled_model(say: Say) -> None:

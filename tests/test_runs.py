@@ -161,6 +161,11 @@ def test_a_folder_of_somebody_else_is_left_alone(project):
         with pytest.raises(FileExistsError, match="not the manifest of a run"):
             runs.execute(notebook, {}, project / "site", force=force)
     assert [path.name for path in (project / "site").iterdir()] == ["manifest.json"]
+    (project / "notes").mkdir()
+    (project / "notes" / "mine.txt").write_text("a later run would remove it")
+    with pytest.raises(FileExistsError, match="holds 'mine.txt' and is no run's folder"):
+        runs.execute(notebook, {}, project / "notes")
+    assert [path.name for path in (project / "notes").iterdir()] == ["mine.txt"]
 
 
 def test_a_long_cell_shows_signs_of_life(capsys):
