@@ -39,7 +39,9 @@ def position_modes(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             ax.axvspan(place - 0.5, place + 0.5, color=FAINT, alpha=0.4, lw=0, zorder=0)
     ax.axhline(0, color=LINE, lw=1)
     every = {1: "every token"}
-    ax.set_xticks(range(len(groups)), [f"{mode}\n{every.get(buffer, f'every {buffer}')}" for mode, buffer in groups])
+    ax.set_xticks(
+        range(len(groups)), [f"{mode}\n{every.get(buffer, f'every {buffer}')}" for mode, buffer in groups], fontsize=7.5
+    )
     ax.legend(fontsize=7.5, frameon=False, loc="upper left")
     mean = table.groupby(["positions", "buffer"])["nll_increase"].mean()
     apart = table.groupby(["positions", "buffer"])["nll_increase"].agg(lambda x: x.max() - x.min())
