@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import epiviz as ev
 from epiviz import bench, cli, policies
-from epiviz.retention import Retention
+from epiviz.bench import replay as replay_bench
 
 
 def test_bench_replay_measures_and_writes(tmp_path, monkeypatch):
@@ -30,11 +30,9 @@ def test_bench_replay_measures_and_writes(tmp_path, monkeypatch):
     one = found["policies"]["snapkv"]
     assert one["speedup"] == pytest.approx(one["stepping"] / one["replay"])
     assert one["largest_nll_difference"] < 1e-5
-    assert one["decisions"] == {
-        "heads": 8, "differing": 0, "decisions": 8, "share": 0.0, "margin": 0.0,
-        "noise": one["decisions"]["noise"],
-    }  # fmt: skip
-    assert one["decisions"]["noise"] < 1e-6
+    told = one["decisions"]
+    assert told["noise"] < 1e-6
+    assert told == {"decisions": 8, "differing": 0, "share": 0.0, "margin": 0.0, "noise": told["noise"]}
 
 
 def test_stepping_is_what_a_replay_says():
@@ -47,17 +45,32 @@ def test_stepping_is_what_a_replay_says():
     assert nll == pytest.approx(found.nll[found.predicted], abs=1e-5)
 
 
-def test_a_first_difference_is_told_by_hand():
-    """Two heads, one event of 4 slots that drops one: the second head swaps slots 1 and 2, 0.25 apart."""
-    death = np.array([[[0, 1, 1, 1], [1, 0, 1, 1]]], dtype=np.int32)
-    other = np.array([[[0, 1, 1, 1], [1, 1, 0, 1]]], dtype=np.int32)
-    histories = [Retention(np.array([4]), each, np.zeros_like(each, dtype=np.uint8), 0) for each in (death, other)]
-    slow = np.array([[[1.0, 2.0, 3.0, 4.0], [9.0, 1.0, 1.25, 5.0]]])
-    fast = np.array([[[1.0, 2.0, 3.0, 4.5], [9.0, 1.25, 1.0, 5.0]]])
-    told = bench.compare_decisions(*histories, [slow], [fast])
-    assert (told["heads"], told["differing"], told["decisions"], told["share"]) == (2, 1, 2, 0.5)
+def test_differences_are_told_by_hand():
+    """Two heads, two of four slots kept: the second head swaps slots 1 and 2, 0.25 apart."""
+    nan = np.nan
+    slow = np.array([[[1.0, 2.0, 3.0, 4.0], [9.0, 1.25, 1.0, nan]]]), np.array([[[0, 0, 1, 1], [1, 1, 0, 0]]]) == 1
+    fast = np.array([[[1.0, 2.0, 3.0, 4.5], [9.0, 1.0, 1.25, nan]]]), np.array([[[0, 0, 1, 1], [1, 0, 1, 0]]]) == 1
+    told = bench.compare_decisions([[slow]], [[fast]])
+    assert (told["decisions"], told["differing"], told["share"]) == (2, 1, 0.5)
     assert told["noise"] == pytest.approx(0.5 / np.std([1, 2, 3, 4]))
-    assert told["margin"] == pytest.approx(0.25 / np.std([9, 1, 1.25, 5]))
+    assert told["margin"] == pytest.approx(0.25 / np.std([9, 1, 1.25]))
+    again = bench.compare_decisions([[slow, slow]], [[fast, fast]])
+    assert again["differing"] == 1, "what a second choice does after another first one is no decision of its own"
+
+
+@pytest.mark.parametrize("name", ["epikv", "vase-attnv"])
+def test_a_replay_may_be_led_through_the_history_of_stepping(name):
+    model = tiny_model("qwen3")
+    trace = ev.record(model, random_prompt(20), tokens=random_prompt(100, 9), progress=False)
+    budget, policy = ev.Budget(40, sinks=2, recent=8, buffer=8), policies.get(name)
+    stepped, _ = bench.step(model, trace, policy, budget)
+    led = replay_bench._Witness(policies.get("random"), follow=stepped)
+    assert np.array_equal(ev.replay(model, trace, led, budget, progress=False).retention.death, stepped.death)
+    mine = [replay_bench._Witness(policy), replay_bench._Witness(policy, follow=stepped)]
+    for witness in mine:
+        ev.replay(model, trace, witness, budget, progress=False)
+    told = bench.compare_decisions(*(witness.seen for witness in mine))
+    assert told["decisions"] > 8 and told["differing"] == 0 and told["noise"] < 1e-9
 
 
 def test_a_long_trace_has_the_length_it_was_asked_for(smollm2):

@@ -11,10 +11,12 @@ import torch
 
 from epiviz import policies
 from epiviz.bench.machine import environment
+from epiviz.cache import choose
 from epiviz.engine import Session, make_rows
 from epiviz.models import Model
-from epiviz.policies.base import Budget, Policy, Ranking
+from epiviz.policies.base import Budget, Policy, Ranking, Slots
 from epiviz.policies.compose import Wrapper
+from epiviz.policies.reserve import ReserveValues
 from epiviz.recall import attention_recall
 from epiviz.replays import noise_floor, replay
 from epiviz.retention import Retention
@@ -87,19 +89,20 @@ def bench_replay(
 def _bench_one(model: Model, trace: Trace, policy: Policy, budget: Budget) -> dict[str, object]:
     replay(model, trace, policy, budget, compare=False, progress=False)  # the first pass pays for what later ones reuse
     slow, quick = _Witness(policy), _Witness(policy)  # both runs remember alike, so the ratio stays fair
-    fast, replaying = _timed(lambda: replay(model, trace, quick, budget, compare=False, progress=False))
+    _, replaying = _timed(lambda: replay(model, trace, quick, budget, compare=False, progress=False))
     (stepped, nll), stepping = _timed(lambda: step(model, trace, slow, budget))
     compared, comparing = _timed(lambda: replay(model, trace, policy, budget, progress=False))
     _, recalling = _timed(lambda: attention_recall(model, trace, [compared], progress=False))
-    away = np.abs(fast.nll[fast.predicted] - nll)
+    led = _Witness(policy, follow=stepped)
+    same = replay(model, trace, led, budget, compare=False, progress=False)
     return {
         "stepping": stepping,
         "replay": replaying,
         "compared": comparing,
         "recall": recalling,
         "speedup": stepping / replaying,
-        "largest_nll_difference": float(away.max()),
-        "decisions": compare_decisions(stepped, fast.retention, slow.seen, quick.seen),
+        "largest_nll_difference": float(np.abs(same.nll[same.predicted] - nll).max()),
+        "decisions": compare_decisions(slow.seen, led.seen),
     }
 
 
@@ -123,76 +126,87 @@ def step(model: Model, trace: Trace, policy: Policy, budget: Budget) -> tuple[Re
 # -- where rounding decides --------------------------------------------------------------------------------------------
 
 
+# One stage of a decision: scores, float [layers, kv_heads, n], NaN where there was no choice; and what was chosen.
+Stage = tuple[np.ndarray, np.ndarray]
+
+
 @dataclass(frozen=True)
 class _Witness(Wrapper):
-    """Remembers the priorities at every event."""
+    """Remembers by what slots were chosen at every event; with ``follow`` that history is evicted instead."""
 
-    seen: list[np.ndarray] = field(default_factory=list)
+    follow: Retention | None = None
+    seen: list[list[Stage]] = field(default_factory=list)
 
     def _composition(self) -> str:
         return self.policy.label
 
     def rank(self, slots, state, draws) -> Ranking:
         ranking = self.policy.rank(slots, state, draws)
-        shape = slots.positions.shape
-        priority = ranking.priority.float().expand(shape)
-        priority = priority.masked_fill(~slots.candidates.expand(shape) | priority.isinf(), torch.nan)
-        self.seen.append(priority[:, 0].cpu().numpy())
-        return ranking
+        priority = ranking.priority.double().expand(slots.positions.shape)
+        self.seen.append(self._stages(slots, priority))
+        return ranking if self.follow is None else Ranking(self._survives(slots))
+
+    def _stages(self, slots: Slots, priority: torch.Tensor) -> list[Stage]:
+        budget, candidates = slots.budget, slots.candidates.expand(priority.shape)
+        _, evicted = choose(priority, budget.front, budget.recent, budget.total)
+        kept, stages = candidates.scatter(-1, evicted, False), []
+        if isinstance(self.policy, ReserveValues):  # it chooses twice, by different numbers
+            reserved = candidates & (priority == torch.inf)
+            stages, kept = [(self.policy.size(slots).double(), reserved)], kept & ~reserved
+        stages.append((priority, kept))
+        return [
+            (
+                scores.masked_fill(~candidates | scores.isinf(), torch.nan)[:, 0].cpu().numpy(),
+                chosen[:, 0].cpu().numpy(),
+            )
+            for scores, chosen in stages
+        ]
+
+    def _survives(self, slots: Slots) -> torch.Tensor:
+        death = torch.from_numpy(self.follow.death[list(self.follow.evicting)]).to(slots.positions.device)
+        return (death.gather(-1, slots.positions[:, 0]) >= len(self.seen)).double()[:, None]
 
 
-def compare_decisions(
-    stepped: Retention, replayed: Retention, slow: Sequence[np.ndarray], fast: Sequence[np.ndarray]
-) -> dict[str, float]:
-    """Compare the decisions of a replay with those of stepping, head by head up to the first that differs.
+def compare_decisions(slow: Sequence[Sequence[Stage]], fast: Sequence[Sequence[Stage]]) -> dict[str, float]:
+    """Compare the decisions of a replay with those of stepping, on the same history.
 
-    Chunks round other than single steps, so priorities that nearly tie may swap. Later differences of a head follow
-    from its first, so only the first counts.
+    Chunks round other than single steps, so scores that nearly tie may swap. The replay evicts what stepping evicted,
+    so that each decision stands for itself and none follows from an earlier one.
 
     Parameters
     ----------
-    stepped, replayed : Retention
-        Histories of the same text.
-    slow, fast : sequence of float ``[layers, kv_heads, n]``
-        The priorities behind each, per event; NaN where there was no choice.
+    slow, fast : sequence of sequence of (float, bool) ``[layers, kv_heads, n]``
+        Per event and stage of a choice: the scores, NaN where there was no choice, and what was chosen. A reserve
+        chooses twice; a second choice counts where the first was the same.
 
     Returns
     -------
     dict
-        ``heads``; ``differing`` (heads with any difference); ``decisions`` and ``share`` (of the decisions up to and
-        with the first difference, how many differ); ``noise`` (largest difference of a priority between both runs in
-        heads that agree, relative to that head's spread); ``margin`` (largest gap, on the same scale, between two
-        slots that swapped at a first difference): rounding explains the differences if it is below the noise.
+        ``decisions`` (heads × events); ``differing``, and their ``share``; ``noise``, the largest difference of a score
+        between both runs in decisions that agree, relative to the spread of that head's scores; ``margin``, the
+        largest gap, on the same scale, between two slots that swapped. Two scores that are each off by the noise can
+        swap over twice as much.
     """
-    layers = stepped.evicting
-    a, b = stepped.death[layers], replayed.death[layers]
-    heads = a.shape[0] * a.shape[1]
-    agree = np.ones(a.shape[:2], dtype=bool)
-    decisions, noise, margin = 0, 0.0, 0.0
-    for event in range(stepped.events):
-        seen = int(stepped.event_steps[event])
-        for layer, head in zip(*np.nonzero(agree), strict=True):
-            alive = a[layer, head, :seen] >= event  # the same in both, as nothing has differed yet
-            decisions += 1
-            p, q = slow[event][layer, head], fast[event][layer, head]
-            spread = np.nanstd(p) or 1.0
-            left = [death[layer, head, :seen][alive] == event for death in (a, b)]
-            swapped = left[0] != left[1]
-            if swapped.any():
-                agree[layer, head] = False
-                kept, dropped = p[swapped & ~left[0]], p[swapped & left[0]]
-                gap = (np.nanmax(kept, initial=-np.inf) - np.nanmin(dropped, initial=np.inf)) / spread
-                margin = max(margin, float(gap))
-            else:
-                noise = max(noise, float(np.nanmax(np.abs(p - q)) / spread))
-    differing = int((~agree).sum())
+    decisions, differing, noise, margin = 0, 0, 0.0, 0.0
+    for ours, theirs in zip(slow, fast, strict=True):
+        same = np.ones(ours[0][0].shape[:2], dtype=bool)
+        decisions += same.size
+        for (p, kept), (q, wished) in zip(ours, theirs, strict=True):
+            spread = np.nanstd(p, axis=-1)
+            spread[spread == 0] = 1.0
+            swapped = same & (kept != wished).any(-1)
+            same &= ~swapped
+            noise = max(noise, (np.nanmax(np.abs(p - q), axis=-1) / spread)[same].max(initial=0.0))
+            lost = np.where(kept & ~wished, p, -np.inf).max(-1)
+            won = np.where(wished & ~kept, p, np.inf).min(-1)
+            margin = max(margin, ((lost - won) / spread)[swapped].max(initial=0.0))
+            differing += int(swapped.sum())
     return {
-        "heads": heads,
-        "differing": differing,
         "decisions": decisions,
+        "differing": differing,
         "share": differing / max(1, decisions),
-        "noise": noise,
-        "margin": margin,
+        "noise": float(noise),
+        "margin": float(margin),
     }
 
 
