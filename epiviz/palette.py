@@ -109,6 +109,13 @@ def note(ax: Axes, text: str, at: tuple, shift: tuple = (0, 0), on_edge: bool = 
     ax.annotate(text, at, xycoords=coordinates, xytext=shift, textcoords="offset points", **look)
 
 
+def name_part(ax: Axes, part: str) -> Axes:
+    """Write above a figure which part of a study it draws; an empty name leaves it as it is."""
+    if part:
+        ax.figure.suptitle(part, x=0.01, ha="left", fontsize=8.5, color=GREY)
+    return ax
+
+
 def log_axis(axis, steps: Sequence[float] = (1, 2, 5)) -> None:
     """Write plain numbers on a log axis: over less than a decade it would otherwise show one power of ten."""
     axis.set_major_locator(LogLocator(subs=steps))

@@ -45,6 +45,16 @@ def test_a_table_is_parted_into_its_kinds(table):
         study.part(table, "texts")
 
 
+def test_models_and_notebooks_are_never_drawn_together(table):
+    answers = study.part(table, "answers")
+    assert list(study.groups(answers)) == [""] and study.groups(answers.iloc[:0]) == {}
+    both = pd.concat([answers.assign(model="big", notebook="07"), answers.assign(model="small", notebook="12")])
+    parts = study.groups(both.assign(extra=[None, None, 1, 2]))
+    assert list(parts) == ["07, big", "12, small"] and all(len(rows) == 2 for rows in parts.values())
+    assert "extra" not in parts["07, big"] and "extra" in parts["12, small"]
+    assert list(study.groups(both.assign(notebook="07"))) == ["big", "small"]
+
+
 def test_speed_is_tokens_by_seconds_of_all_texts(table):
     (row,) = study.speed(study.part(table, "answers")).itertuples()
     assert (row.texts, row.tokens, row.seconds, row.tokens_per_second) == (2, 40, 4.0, 10.0)

@@ -38,6 +38,19 @@ def part(table: pd.DataFrame, kind: str) -> pd.DataFrame:
     return once.infer_objects()  # a column that other kinds lack holds objects until they are gone
 
 
+def groups(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows that may be drawn together, named by what tells them from the others.
+
+    Texts of two models, or answers to two notebooks' problems, share no mean. The name is empty if there is one group.
+    """
+    if rows.empty:
+        return {}
+    keys = [name for name in ("notebook", "model") if name in rows and len(set(rows[name])) > 1]
+    if not keys:
+        return {"": rows}
+    return {", ".join(key): each.dropna(axis=1, how="all") for key, each in rows.groupby(keys, sort=False)}
+
+
 def run_times(state: pd.DataFrame) -> pd.DataFrame:
     """Return what the finished runs of each notebook took.
 

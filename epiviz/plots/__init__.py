@@ -5,6 +5,7 @@ saves. Frames come from :mod:`epiviz.frames`, looks from :mod:`epiviz.palette`. 
 numbers of the frame at hand.
 """
 
+from epiviz.palette import name_part
 from epiviz.plots.accuracy import (
     accuracy,
     accuracy_at,
@@ -42,6 +43,7 @@ __all__ = [
     "kept_share",
     "lifetimes",
     "meter",
+    "name_part",
     "outcomes",
     "overlap",
     "paired_accuracy",
