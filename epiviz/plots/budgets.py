@@ -113,7 +113,7 @@ def against_control(table: pd.DataFrame, control: str = "random", ax: Axes | Non
     title = f"{below[share]} of {len(wide)} policies cost less than {control} at {share:.0%} of the text"
     if wide.shape[1] > 1:
         title += f", {below[wide.columns[-1]]} at {wide.columns[-1]:.0%}"
-    title += f" (• p < {ALPHA:g} after Holm, paired over {n} trace{"s" * (n > 1)})"
+    title += f" (• p < {ALPHA:g} after Holm, paired over {n} trace{'s' * (n > 1)})"
     ax = dress(ax, title, "budget, share of the text", "")
     ax.grid(False)
     ax.tick_params(labelsize=7.5, length=0, color=GREY)
