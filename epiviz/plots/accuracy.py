@@ -28,7 +28,7 @@ from epiviz.plots.dots import ALPHA, dots, mark_clear
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURED = 6  # policies with a colour of their own, the most accurate at the tightest budget
+COLOURED = 6  # policies with a colour of their own, the most accurate
 # Right is purple, wrong orange, and what never became an answer lies between; hatches, so that colour is never alone.
 LOOKS = {
     "correct": (PURPLE, ""),
