@@ -11,8 +11,8 @@ import numpy as np
 
 from epiviz.tasks.problems import Problem
 
-# Words; a prompt of 458 tokens on average. SmolLM2-135M with its full cache is right in 66 of 100 problems (95% interval
-# 56 to 75): little is left to lose to a longer text.
+# Words; a prompt of 458 tokens on average. SmolLM2-135M with its full cache is right in 66 of 100 problems (95%
+# interval 56 to 75): little is left to lose to a longer text.
 FILLER = 300
 
 ADJECTIVES = ("red", "blue", "green", "white", "black", "silver", "golden", "grey", "brown", "yellow")
