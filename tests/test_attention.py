@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from oracle import evicting_run, full_pass
@@ -57,6 +59,34 @@ def plain_queries(model, tokens):
     finally:
         model.lm.config._attn_implementation = before
     return torch.stack([seen[layer] for layer in sorted(seen)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "masks"), [(1, 1), (3, 1), (6, 1), (6, 6)])
+@pytest.mark.parametrize("q", [1, 2, 33])
+def test_grouped_heads_attend_as_copied_keys_do(dtype, heads, masks, q):
+    random = torch.Generator().manual_seed(3)
+    kv_heads = max(1, heads // 3)
+    query, key, value = (
+        torch.randn(3, h, n, 16, generator=random).to(dtype) for h, n in ((heads, q), (kv_heads, 70), (kv_heads, 70))
+    )
+    mask = torch.rand(3, masks, q, 70, generator=random) < 0.5
+    mask[..., 0] = True
+    seam = attention._make_seam("sdpa")
+    layer = SimpleNamespace(num_key_value_groups=heads // kv_heads)
+    got, weights = seam(layer, query, key, value, mask, scaling=0.3)
+    copied_key, copied_value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    logits = (query.double() @ copied_key.double().transpose(2, 3) * 0.3).masked_fill(~mask, -torch.inf)
+    wanted = (logits.softmax(-1) @ copied_value.double()).transpose(1, 2)
+    bound = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
+    assert weights is None and got.dtype == dtype and got.shape == (3, q, heads, 16)
+    assert (got.double() - wanted).abs().max() < bound
+
+
+def test_what_torch_cannot_do_is_left_to_transformers():
+    seam, x = attention._make_seam("sdpa"), torch.ones(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="softcap"):
+        seam(SimpleNamespace(), x, x, x, torch.ones(1, 1, 3, 3, dtype=torch.bool), softcap=30.0)
 
 
 def test_the_seam_is_gone_after_a_run_and_after_an_error(monkeypatch):

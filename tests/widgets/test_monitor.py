@@ -50,10 +50,10 @@ def test_the_monitor_follows_until_all_have_ended(sweep):
     for seed in range(4):
         record(sweep, seed, "done")
     end = time.monotonic() + 30
-    while monitor.children[0].value < 4:
+    bar, text = monitor.children
+    while (bar.value, bar.bar_style) != (4, "success") or "4 done" not in text.value:  # a thread sets one by one
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert monitor.children[0].bar_style == "success"
     assert monitor.summary() == "mine: 4 runs, 4 done"
 
 
