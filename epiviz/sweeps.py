@@ -174,7 +174,7 @@ def plan_sweep(
     settings = dict(settings or {})
     if both := sorted(set(settings) & set(grid)):
         raise ParameterError(f"{', '.join(both)} cannot be a setting of every run and vary in the grid")
-    _check_policies([*grid.get("policy", []), *([settings["policy"]] if "policy" in settings else [])])
+    _check_policies({**grid, **{name: [value] for name, value in settings.items()}})
     folder = Path(out)
     cells: dict[str, Cell] = {}
     for notebook in runs.find_notebooks([str(each) for each in notebooks]):
@@ -336,8 +336,11 @@ def _is_outdated(planned: Manifest) -> bool:
     return found.status == "done" and found.asked == planned.asked and found.key != planned.key
 
 
-def _check_policies(names: Iterable[str]) -> None:
-    names = [str(name) for name in names if not str(name).partition(":")[0].endswith(".py")]
+def _check_policies(values: Mapping[str, Sequence]) -> None:
+    """Refuse unknown policies before the first run starts: ``others`` may be ``all``, or several between commas."""
+    lists = [str(value) for value in values.get("others", ()) if str(value) != "all"]
+    names = [*map(str, values.get("policy", ())), *(name.strip() for each in lists for name in each.split(","))]
+    names = [name for name in names if name and not name.partition(":")[0].endswith(".py")]
     if names:
         from epiviz import policies  # imports torch
 

@@ -76,6 +76,14 @@ def test_no_budget_is_no_curve():
         frames.budget_curves(grid(cost).tail(1))
 
 
+def test_replays_under_other_limits_are_not_averaged_like_seeds():
+    rows = grid(cost).assign(buffer=64)
+    again = frames.budget_curves(pd.concat([rows, rows]))  # as two runs of a sweep may record the same replay
+    pd.testing.assert_frame_equal(again, frames.budget_curves(rows))
+    with pytest.raises(ValueError, match=r"96 replays .* not their limits, as random: buffer \[64, 1\]"):
+        frames.budget_curves(pd.concat([rows, rows.assign(buffer=1)]))
+
+
 def test_the_titles_tell_the_findings():
     table = frames.budget_curves(grid(cost))
     ax = plots.budget_curves(table)

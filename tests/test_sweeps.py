@@ -23,6 +23,7 @@ from epiviz.parameters import ParameterError, parse_grid
 
 PARAMETERS = """\
 policy: str = "full"  # what is kept
+others: str = ""  # more policies, separated by commas
 budget: int = 128  # slots per layer and KV head
 seed: int = 0  # of the draws
 out_dir: str = "nowhere"  # results go here
@@ -72,6 +73,8 @@ def wait_for(condition, seconds=300):
         (["-g", "bugdet=1,2"], "no parameter 'bugdet'; did you mean 'budget'"),
         (["-g", "budget=1,many"], "'budget' (slots per layer and KV head) must be int, got 'many'"),
         (["-g", "policy=epikv,vase-atnv"], "unknown policy 'vase-atnv'; did you mean 'vase-attnv'"),
+        (["-p", "others=all, random"], "unknown policy 'all'"),
+        (["-p", "others=random, rndom"], "unknown policy 'rndom'; did you mean 'random'"),
         (["-p", "polici=epikv"], "did you mean 'policy'"),
         (["-p", "budget"], "write key=value"),
         (["-g", "seed=3..1"], "write 1..3"),

@@ -9,6 +9,8 @@ from scipy import stats as scipy_stats
 from epiviz import stats
 
 LEVEL = 0.95
+CELL = ["policy", "share", "trace", "seed"]
+SETTINGS = ("model", "sinks", "recent", "buffer", "protect_prompt", "positions", "budget")  # no axis of a curve
 
 
 def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = LEVEL) -> pd.DataFrame:
@@ -38,11 +40,12 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     Raises
     ------
     ValueError
-        No row has a budget.
+        No row has a budget, or replays of one policy, share, trace and seed differ in their buffer, positions, …
     """
     limited = frame[frame["budget"].notna() & frame["bounded"]].assign(share=lambda rows: rows["share"].round(2))
     if limited.empty:
         raise ValueError(f"none of the {len(frame)} rows has a budget; replay under at least one")
+    _check_once(limited)
     cells = limited.groupby(["policy", "share", "trace"], sort=False)[["nll_increase", "low", "high"]].mean()
     wide = cells.pivot_table("nll_increase", ["policy", "share"], "trace", sort=False)
     rows = []
@@ -60,6 +63,20 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     table = pd.DataFrame(rows)
     table["p_holm"] = table.groupby("share")["p"].transform(lambda p: stats.holm(p.to_numpy()))
     return table.sort_values(["share", "nll_increase"], ignore_index=True)
+
+
+def _check_once(limited: pd.DataFrame) -> None:
+    """Refuse replays that differ in what no curve shows: they would be averaged like seeds."""
+    settings = [name for name in SETTINGS if name in limited]
+    each = limited.drop_duplicates([*CELL, *settings])
+    twice = each[each.duplicated(CELL, keep=False)]
+    if len(twice):
+        first = twice[(twice[CELL] == twice[CELL].iloc[0]).all(axis=1)]
+        differ = [f"{name} {first[name].unique().tolist()}" for name in settings if len(first[name].unique()) > 1]
+        raise ValueError(
+            f"{len(twice)} replays share {', '.join(CELL)} but not their limits, as {first['policy'].iloc[0]}: "
+            f"{', '.join(differ)}; choose the rows that belong together"
+        )
 
 
 def interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
