@@ -370,7 +370,7 @@ class ReaderData:
         return sum(story.retention.death.size for story in self.stories) * 2 <= SHIP_LIMIT
 
 
-def printable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return ``text`` without lone surrogates, which no JSON message can carry."""
     return text.encode("utf-8", "replace").decode()
 

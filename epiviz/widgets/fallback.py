@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import html
-import unicodedata
 from typing import TYPE_CHECKING
 
-from epiviz.widgets.data import NO_BUCKET, printable
+from epiviz.widgets.data import NO_BUCKET
+from epiviz.widgets.looks import PALETTES, visible
 
 if TYPE_CHECKING:
     from epiviz.widgets.view import View
 
-# The same colours as in theme.css; here for readers that run no script.
-PALETTES = {
-    "signed": ["e68d23", "fab35b", "fed095", "fce7ca", "ffffff", "e2e3ef", "c9c8e1", "ada6ce", "8a7eb3"],
-    "magnitude": ["ffffff", "e1edf8", "ccdff1", "add0e6", "84bcdb", "5ba3d0"],
-}
 EVICTED = "color:#767676;text-decoration:line-through"
 WAITING = "color:#74747e"
 FALLBACK_HEAD, FALLBACK_TAIL = 400, 100
-
-
 NOTE = "Run the notebook, or trust it, for the interactive view."
 
 
@@ -52,23 +45,6 @@ def _column(view: View, index: int) -> str:
     body = [f'<div style="white-space:pre-wrap">{"".join(map(token, part))}</div>' for part in (head, tail)]
     label = " · ".join(filter(None, [column.label, column.note])) + " · " + view.summary(index)
     return f'<p style="font-size:12px;color:#5f5f5f">{html.escape(visible(label))}</p>{body[0]}{skipped}{body[1]}'
-
-
-def visible(text: str, keep: str = "") -> str:
-    """Return ``text`` with control characters, bidi marks and lone surrogates written out, except those in ``keep``.
-
-    Examples
-    --------
-    >>> visible("a\\u202eb\\x00\\n", keep="\\n")
-    'a⟨U+202E⟩b⟨U+0000⟩\\n'
-    """
-    return printable("".join(c if c in keep or not _is_invisible(c) else f"⟨U+{ord(c):04X}⟩" for c in text))
-
-
-def _is_invisible(character: str) -> bool:
-    kind = unicodedata.category(character)
-    # A zero-width joiner or variation tag holds an emoji sequence together; writing it out would tear it apart.
-    return kind in ("Cc", "Cs") or (kind == "Cf" and character not in "\u200c\u200d" and ord(character) < 0xE0000)
 
 
 def _background(score, index: int) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from epiviz.text import printable
 from epiviz.widgets.data import Story
-from epiviz.widgets.fallback import PALETTES
+from epiviz.widgets.looks import PALETTES
 from epiviz.widgets.sheet import (
     ACCENT,
     ALIVE,

@@ -20,7 +20,7 @@ from epiviz.retention import Retention
 from epiviz.text import byte_reader, token_spans
 from epiviz.widgets.build import build
 from epiviz.widgets.data import NotComputedError, ReaderData
-from epiviz.widgets.fallback import visible
+from epiviz.widgets.looks import visible
 from epiviz.widgets.stream import Stream
 from epiviz.widgets.view import View
 

@@ -10,7 +10,7 @@ import ipywidgets as widgets
 import pandas as pd
 
 from epiviz.sweeps import Sweep, duration, status
-from epiviz.widgets.fallback import visible
+from epiviz.widgets.looks import visible
 
 STATES = {"done": "success", "failed": "danger", "stopped": "warning"}
 SHOWN = 12  # runs listed by name

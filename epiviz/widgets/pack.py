@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from epiviz.widgets.data import BADGES, CLIP, THRESHOLDS, Column, ReaderData, Story, event_indices, printable
+from epiviz.widgets.data import BADGES, CLIP, THRESHOLDS, Column, ReaderData, Story, encodable, event_indices
 
 
 def pack(data: ReaderData, computes: Sequence[str] = ()) -> tuple[dict, bytes]:
@@ -15,10 +15,10 @@ def pack(data: ReaderData, computes: Sequence[str] = ()) -> tuple[dict, bytes]:
     heads = data.ships_heads()
     meta = {
         "kind": data.kind,
-        "title": printable(data.title),
+        "title": encodable(data.title),
         "badges": BADGES,
-        "methods": [printable(name) for name in data.methods],
-        "computes": [printable(name) for name in computes],
+        "methods": [encodable(name) for name in data.methods],
+        "computes": [encodable(name) for name in computes],
         "thresholds": list(THRESHOLDS),
         "clip": list(CLIP),
         "layers": data.layers,
@@ -34,7 +34,7 @@ def pack(data: ReaderData, computes: Sequence[str] = ()) -> tuple[dict, bytes]:
 
 
 def _pack_score(score) -> dict:
-    return {"name": printable(score.name), "kind": score.kind, "unit": printable(score.unit), "clip": score.clip}
+    return {"name": encodable(score.name), "kind": score.kind, "unit": encodable(score.unit), "clip": score.clip}
 
 
 class _Packer:
@@ -67,8 +67,8 @@ def _pack_column(packer: _Packer, key: str, column: Column) -> dict:
         packer.add(f"{key}.values{i}", score.values)
         packer.add(f"{key}.buckets{i}", score.buckets)
     return {
-        "label": printable(column.label),
-        "note": printable(column.note),
+        "label": encodable(column.label),
+        "note": encodable(column.note),
         "tokens": len(column),
         "prompt": column.prompt_length,
         "divergence": list(column.divergence),
@@ -87,7 +87,7 @@ def _pack_story(packer: _Packer, key: str, story: Story, heads: bool) -> dict:
         packer.add(f"{key}.deaths", event_indices(retention.death, events))
         packer.add(f"{key}.reasons", retention.reason)
     return {
-        "method": printable(story.method),
+        "method": encodable(story.method),
         "budget": story.budget,
         "column": story.column,
         "layers": retention.death.shape[0],

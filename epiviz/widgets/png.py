@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from epiviz.retention import Reason
 from epiviz.widgets import images
 from epiviz.widgets.data import BADGES, NO_BUCKET, Score, Story
-from epiviz.widgets.fallback import PALETTES
+from epiviz.widgets.looks import PALETTES
 from epiviz.widgets.sheet import (
     ACCENT,
     CELL,

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from epiviz.retention import Reason
 from epiviz.widgets.data import CLIP
-from epiviz.widgets.fallback import PALETTES, visible
+from epiviz.widgets.looks import PALETTES, visible
 from epiviz.widgets.typeset import cells, families, glyph
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 
 from epiviz.text import Spans
-from epiviz.widgets.fallback import visible
+from epiviz.widgets.looks import visible
 
 # The first is part of matplotlib; the others draw scripts that it lacks, on machines that have them.
 WANTED = (

@@ -21,7 +21,7 @@ import traitlets as t
 from epiviz.widgets import fallback, page
 from epiviz.widgets.build import build, replays_of
 from epiviz.widgets.data import BADGES, MAX_COLUMNS, STATIC, THRESHOLDS, ReaderData, Scope, Story, event_indices
-from epiviz.widgets.fallback import visible
+from epiviz.widgets.looks import visible
 from epiviz.widgets.pack import pack
 
 CONTROLS = (

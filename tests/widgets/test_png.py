@@ -11,8 +11,8 @@ from synthetic import HOSTILE, make_replay, make_run, make_trace, spans_of
 
 from epiviz.widgets import HeadMap, LayerMap, Timeline, TraceReader, Workbench
 from epiviz.widgets.data import NotComputedError, Scope, Story
-from epiviz.widgets.fallback import PALETTES
 from epiviz.widgets.images import lives
+from epiviz.widgets.looks import PALETTES
 from epiviz.widgets.png import draw
 from epiviz.widgets.typeset import MISSING, cells, glyph, lay_out
 

@@ -14,7 +14,7 @@ from synthetic import HOSTILE, make_replay, make_retention, make_run, make_trace
 from epiviz.text import join_bytes
 from epiviz.widgets import TraceReader
 from epiviz.widgets.data import ALL, NO_BUCKET, STATIC, THRESHOLDS, Score
-from epiviz.widgets.fallback import PALETTES, visible
+from epiviz.widgets.looks import PALETTES, visible
 from epiviz.widgets.page import style
 
 
