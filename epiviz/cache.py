@@ -6,6 +6,7 @@ row, so that nothing in the decode loop has to wait for the device.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,7 +23,8 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache, layer: int, store: SlotCache | Windows):
         super().__init__()
-        self._cache, self._layer, self._store = cache, layer, store
+        # Weakly: in a circle the slots would outlive their run, until Python next looks for circles.
+        self._cache, self._layer, self._store = weakref.proxy(cache), layer, weakref.proxy(store)
         self.is_sliding = isinstance(store, Windows)
         self.is_initialized = True
 

@@ -177,7 +177,7 @@ class Recorder:
     def observe(self, new: New, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         hidden = torch.stack([new.hidden[layer][0] for layer in self.needs.hidden])
         self._add("displacement", signals.displacement(hidden, self._previous))
-        self._previous = hidden[:, -1]
+        self._previous = hidden[:, -1].clone()  # a view would keep all of the pass
         self._add("value_range", signals.value_range(new.values_of_every_layer[:, 0]))
         log_p = torch.log_softmax(signals.at_least_float32(logits[0]), dim=-1)
         unknown = torch.full_like(log_p[:1], torch.nan) if self._next is None else self._next
@@ -185,7 +185,7 @@ class Recorder:
         self._add("surprisal", -before.gather(1, tokens[0, :, None])[:, 0])
         self._add("entropy", -(before.exp() * before).sum(-1))
         self._add("tokens", tokens[0])
-        self._next = log_p[-1:]
+        self._next = log_p[-1:].clone()
 
     def _add(self, name: str, x: torch.Tensor) -> None:
         x = x if name == "tokens" else x.float()

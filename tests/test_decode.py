@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 
@@ -13,6 +14,7 @@ from tiny import random_prompt, tiny_model
 
 import epiviz as ev
 from epiviz import decode, engine, policies
+from epiviz.cache import SlotCache
 
 BUDGET = ev.Budget(total=40, sinks=2, recent=8, buffer=8)
 REPRESENTATIVES = ["random", "streaming", "epikv", "vase-attnv", "vase-dkv", "h2o"]
@@ -310,6 +312,29 @@ def test_sampled_rows_do_not_depend_on_the_batch():
         same(ev.generate(model, prompt, "random", BUDGET, 80, seed=5, temperature=1.0, progress=False), run)
     other = ev.generate(model, prompts[0], "random", BUDGET, 80, seed=6, temperature=1.0, progress=False)
     assert other.tokens != together[0].tokens
+
+
+@pytest.mark.parametrize(
+    "policy", ["vase-attnv", "epikv", "thinkv", policies.get("seer-oracle", block=16), "snapkv"], ids=str
+)
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_the_slots_go_with_their_run(policy, architecture):
+    """Not when Python next looks for circles: until then a long run's cache would stand beside the next one's."""
+    model, budget = tiny_model(architecture), ev.Budget(total=40, sinks=2, recent=16, buffer=8)
+
+    def caches():
+        return sum(type(each) is SlotCache for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = caches()
+        ev.generate(model, [random_prompt(60), random_prompt(20, 1)], policy, budget, 60, progress=False)
+        trace = ev.record(model, random_prompt(30), max_new_tokens=50, progress=False)
+        ev.replay(model, trace, policy, budget, progress=False)
+        assert caches() == before
+    finally:
+        gc.enable()
 
 
 def test_nan_priorities_are_an_error():

@@ -8,12 +8,11 @@ from scipy import stats as scipy_stats
 
 from epiviz import stats
 
-LEVEL = 0.95
 CELL = ["policy", "share", "trace", "seed"]
 SETTINGS = ("model", "sinks", "recent", "buffer", "protect_prompt", "positions", "budget")  # no axis of a curve
 
 
-def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = LEVEL) -> pd.DataFrame:
+def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = stats.LEVEL) -> pd.DataFrame:
     """Return the mean cost of each policy at each budget over traces, and its paired difference to a control.
 
     Seeds of a trace are averaged first: the traces are the sample. With one trace the interval of its own tokens is
@@ -51,15 +50,16 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = L
     rows = []
     for (policy, share), values in wide.iterrows():
         values = values.dropna()
-        mean, low, high = interval(values.to_numpy(), level)
+        cost = stats.clustered_mean(values, values.index, level)
+        low, high = cost.low, cost.high
         if len(values) == 1:
             low, high = cells.loc[(policy, share, values.index[0]), ["low", "high"]]
-        row = {"policy": policy, "share": share, "n": len(values), "nll_increase": mean, "low": low, "high": high}
+        row = {"policy": policy, "share": share, "n": len(values), "nll_increase": cost.value, "low": low, "high": high}
         beside = wide.loc[(control, share)] if (control, share) in wide.index else None
-        difference = np.array([]) if beside is None or policy == control else (values - beside).dropna().to_numpy()
-        mean, low, high = interval(difference, level)
-        p = scipy_stats.ttest_1samp(difference, 0).pvalue if len(difference) > 1 else np.nan
-        rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high, "p": p})
+        paired = values[:0] if beside is None or policy == control else (values - beside).dropna()
+        difference = stats.clustered_mean(paired, paired.index, level)
+        row |= {"difference": difference.value, "difference_low": difference.low, "difference_high": difference.high}
+        rows.append(row | {"p": scipy_stats.ttest_1samp(paired, 0).pvalue if len(paired) > 1 else np.nan})
     table = pd.DataFrame(rows)
     table["p_holm"] = table.groupby("share")["p"].transform(lambda p: stats.holm(p.to_numpy()))
     return table.sort_values(["share", "nll_increase"], ignore_index=True)
@@ -77,14 +77,3 @@ def _check_once(limited: pd.DataFrame) -> None:
             f"{len(twice)} replays share {', '.join(CELL)} but not their limits, as {first['policy'].iloc[0]}: "
             f"{', '.join(differ)}; choose the rows that belong together"
         )
-
-
-def interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
-    """Mean and Student's t interval; NaN where there is nothing, or only one value, to tell it from."""
-    if not len(values):
-        return (np.nan,) * 3
-    mean = float(values.mean())
-    if len(values) == 1:
-        return mean, np.nan, np.nan
-    half = scipy_stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return mean, mean - half, mean + half

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from epiviz.frames.budgets import LEVEL, interval
+from epiviz import stats
 
 MEMORIES = ("mean_slots", "peak_slots", "attended_slots", "mib")
 
 
-def pareto(frame: pd.DataFrame, memory: str = "mean_slots", level: float = LEVEL) -> pd.DataFrame:
+def pareto(frame: pd.DataFrame, memory: str = "mean_slots", level: float = stats.LEVEL) -> pd.DataFrame:
     """Return what each policy costs and holds at each budget, means over traces, and which points nothing beats.
 
     A point is on the front if no other costs less without holding more, or holds less without costing more. What a
@@ -53,11 +53,12 @@ def pareto(frame: pd.DataFrame, memory: str = "mean_slots", level: float = LEVEL
                 f"{policy} {where} was replayed on {len(of_point)} of {traces} traces; replay it on all of them at "
                 "budgets that are shares of the text, or pass the rows of the traces that all have"
             )
-        mean, low, high = interval(of_point["nll_increase"].to_numpy(), level)
+        cost = stats.clustered_mean(of_point["nll_increase"], of_point.index.get_level_values("trace"), level)
+        low, high = cost.low, cost.high
         if traces == 1:
             low, high = of_point[["low", "high"]].iloc[0]
         row = {"policy": policy, "share": share, "n": traces, "bounded": bool(of_point["bounded"].all())}
-        rows.append(row | {"memory": of_point[memory].mean(), "nll_increase": mean, "low": low, "high": high})
+        rows.append(row | {"memory": of_point[memory].mean(), "nll_increase": cost.value, "low": low, "high": high})
     table = pd.DataFrame(rows)
     table["front"] = not_dominated(table["memory"].to_numpy(), table["nll_increase"].to_numpy())
     table = table.sort_values(["memory", "nll_increase"], ignore_index=True)

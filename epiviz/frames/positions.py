@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from epiviz.frames.budgets import LEVEL, interval
+from epiviz import stats
 
 
-def position_modes(frame: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
+def position_modes(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
     """Return the mean cost of each policy under each position mode and buffer, over traces.
 
     Parameters
@@ -27,7 +27,7 @@ def position_modes(frame: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
     means = limited.groupby(["positions", "buffer", "policy", "trace"], sort=False)["nll_increase"].mean()
     rows = []
     for (positions, buffer, policy), values in means.groupby(level=[0, 1, 2], sort=False):
-        mean, low, high = interval(values.to_numpy(), level)
+        cost = stats.clustered_mean(values, values.index.get_level_values("trace"), level)
         rows.append({"positions": positions, "buffer": int(buffer), "policy": policy, "n": len(values)}
-                    | {"nll_increase": mean, "low": low, "high": high})  # fmt: skip
+                    | {"nll_increase": cost.value, "low": cost.low, "high": cost.high})  # fmt: skip
     return pd.DataFrame(rows)
