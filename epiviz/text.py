@@ -88,6 +88,21 @@ def join_bytes(pieces: Iterable[bytes]) -> Spans:
     return Spans("".join(parts), offsets, np.array(partial, dtype=bool))
 
 
+def first_divergence(tokens: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the first index at which two sequences of token ids differ; None if they are equal.
+
+    Examples
+    --------
+    >>> first_divergence([5, 6, 7], [5, 6, 8]), first_divergence([5, 6], [5, 6]), first_divergence([5], [5, 6])
+    (2, None, 1)
+    """
+    shared = min(len(tokens), len(other))
+    differ = np.flatnonzero(np.asarray(tokens[:shared]) != np.asarray(other[:shared]))
+    if len(differ):
+        return int(differ[0])
+    return None if len(tokens) == len(other) else shared
+
+
 def printable(piece: str) -> str:
     """Return a token's text with line ends and outer blanks made visible.
 

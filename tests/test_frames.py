@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from epiviz import frames, signals, stats
+from epiviz import frames, signals
 from epiviz.retention import Retention
 from epiviz.text import join_bytes
 
@@ -15,40 +15,11 @@ def written(trace, pieces):
     return replace(trace, spans=join_bytes(texts))
 
 
-@pytest.mark.parametrize(
-    ("piece", "kind"),
-    [
-        ("7", "number"),
-        (" 1,000.5", "number"),
-        (" +", "operator"),
-        ("==", "operator"),
-        ("\n\n", "newline"),
-        (".\n", "newline"),
-        (" Wait", "marker"),
-        ("Therefore", "marker"),
-        ("!", "punctuation"),
-        (" sofa", "other"),
-        (" ", "other"),
-        ("", "other"),
-        ("步", "other"),
-    ],
-)
-def test_token_class(piece, kind):
-    assert frames.token_class(piece) == kind
-    assert kind in frames.CLASSES
-
-
 def test_sinks_and_prompt_are_classes_whatever_they_say(synthetic_trace):
     classes = frames.token_classes(written(synthetic_trace, ["7", " so"]))
     assert list(classes[:4]) == ["sink"] * 4
     assert set(classes[4:20]) == {"prompt"}
     assert set(classes[20:]) == {"number", "marker"}
-
-
-def test_context_shows_one_line_and_its_borders(synthetic_trace):
-    trace = written(synthetic_trace, ["a\n", " b"])
-    assert frames.in_context(trace.spans, 0, around=1) == "⟦a↵⟧ b…"
-    assert frames.in_context(trace.spans, 3, around=1) == "…a↵⟦␣b⟧a↵…"
 
 
 def test_scores_are_those_of_the_signals(synthetic_trace):
@@ -191,9 +162,3 @@ def test_kept_is_what_the_heads_hold(made_up_runs):
     early = frames.kept(made_up_runs, step=7)
     assert early.groupby("policy").size().tolist() == [7, 7]
     assert early.set_index(["policy", "position"]).loc[("epikv", 4), "kept"] == 1
-
-
-def test_a_divergence_is_where_one_text_ends():
-    assert frames.first_divergence([1, 2], [1, 2, 3]) == 2
-    assert frames.first_divergence([], []) is None
-    assert stats.spearman([1, 2, 3], [1, 2, 3]) == 1

@@ -110,3 +110,14 @@ def test_ids_that_only_the_model_has_are_written_out(smollm2):
 def test_fingerprints_tell_tokenizers_apart(smollm2):
     assert text.fingerprint(smollm2.tokenizer) == text.fingerprint(smollm2.tokenizer)
     assert text.fingerprint(smollm2.tokenizer) != text.fingerprint(sentencepiece_tokenizer())
+
+
+def test_context_shows_one_line_and_its_borders():
+    spans = text.join_bytes([b"a\n", b" b"] * 5)
+    assert text.in_context(spans, 0, around=1) == "⟦a↵⟧ b…"
+    assert text.in_context(spans, 3, around=1) == "…a↵⟦␣b⟧a↵…"
+
+
+def test_texts_part_where_one_ends():
+    assert text.first_divergence([1, 2], np.array([1, 2, 3])) == 2
+    assert text.first_divergence([], []) is None and text.first_divergence([], [1]) == 0

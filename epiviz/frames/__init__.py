@@ -14,7 +14,7 @@ from epiviz.frames.accuracy import (
 )
 from epiviz.frames.bands import band_anatomy, score_anatomy
 from epiviz.frames.budgets import budget_curves
-from epiviz.frames.costs import first_divergence, replays, runs
+from epiviz.frames.costs import replays, runs
 from epiviz.frames.histories import attended, kept, overlap
 from epiviz.frames.pareto import pareto
 from epiviz.frames.positions import position_modes
@@ -23,7 +23,6 @@ from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
 from epiviz.frames.values import (
     LARGE_SHARE,
-    PER_LAYER,
     TAIL_FACTOR,
     carriers,
     large_values,
@@ -32,15 +31,9 @@ from epiviz.frames.values import (
     value_ranges,
     value_tail,
 )
-from epiviz.text import in_context, printable
-from epiviz.token_classes import CLASSES, MARKERS, SINKS, token_class
 
 __all__ = [
-    "CLASSES",
     "LARGE_SHARE",
-    "MARKERS",
-    "PER_LAYER",
-    "SINKS",
     "TAIL_FACTOR",
     "accuracy",
     "accuracy_over_budgets",
@@ -50,8 +43,6 @@ __all__ = [
     "carriers",
     "displacements",
     "diversity",
-    "first_divergence",
-    "in_context",
     "inclusion",
     "kept",
     "large_values",
@@ -63,7 +54,6 @@ __all__ = [
     "pass_at_k",
     "position_modes",
     "positional_trend",
-    "printable",
     "recall",
     "replays",
     "runs",
@@ -73,7 +63,6 @@ __all__ = [
     "seed_spreads",
     "sink_ranks",
     "survival",
-    "token_class",
     "token_classes",
     "top_tokens",
     "value_heads",

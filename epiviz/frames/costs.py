@@ -9,27 +9,13 @@ import numpy as np
 import pandas as pd
 
 from epiviz import stats
+from epiviz.text import first_divergence
 
 if TYPE_CHECKING:
     from epiviz.decode import Run
     from epiviz.engine import Meter
     from epiviz.policies.base import ResolvedBudget
     from epiviz.replays import Replay
-
-
-def first_divergence(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Return how many generated tokens agree before the first that differs; None if all are equal.
-
-    Examples
-    --------
-    >>> first_divergence([5, 6, 7], [5, 6, 8]), first_divergence([5, 6], [5, 6]), first_divergence([5], [5, 6])
-    (2, None, 1)
-    """
-    shared = min(len(tokens), len(reference))
-    for index in range(shared):
-        if tokens[index] != reference[index]:
-            return index
-    return None if len(tokens) == len(reference) else shared
 
 
 def runs(runs: Sequence[Run], reference: Run | None = None) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from epiviz.text import first_divergence
 from epiviz.widgets.data import MAX_COLUMNS, NO_SCORE, Column, LayerScore, ReaderData, Score, Story
 
 ENDINGS = {"length": "cut at the length limit", "loop": "ends in a loop"}
@@ -182,7 +183,7 @@ def _from_runs(runs: Sequence, scores: Mapping | None, title: str | None) -> Rea
         if run.spans is None:
             raise ValueError(f"the run of {run.policy} has no text: its model has no tokenizer")
     ids = [_all_tokens(run) for run in runs]
-    splits = [_divergence(ids[0], other) for other in ids[1:]]
+    splits = [first_divergence(ids[0], other) for other in ids[1:]]
     marks = [tuple(sorted({split for split in splits if split is not None}))]
     marks += [() if split is None else (split,) for split in splits]
     budgets = [_total(run.budget, len(tokens)) for run, tokens in zip(runs, ids, strict=True)]
@@ -212,15 +213,6 @@ def _from_runs(runs: Sequence, scores: Mapping | None, title: str | None) -> Rea
 
 def _all_tokens(run) -> np.ndarray:
     return np.concatenate([np.asarray(run.prompt_tokens, dtype=np.int64), np.asarray(run.tokens, dtype=np.int64)])
-
-
-def _divergence(first: np.ndarray, other: np.ndarray) -> int | None:
-    """Return the first index at which two token sequences differ, None if they are equal."""
-    shared = min(len(first), len(other))
-    differ = np.flatnonzero(first[:shared] != other[:shared])
-    if len(differ):
-        return int(differ[0])
-    return None if len(first) == len(other) else shared
 
 
 def _total(budget, tokens: int) -> int:
