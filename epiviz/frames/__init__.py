@@ -22,7 +22,6 @@ from epiviz.frames.recall import recall
 from epiviz.frames.survivors import diversity, inclusion, lifetimes, survival
 from epiviz.frames.traces import displacements, positional_trend, scores, token_classes, top_tokens
 from epiviz.frames.values import (
-    LARGE_SHARE,
     TAIL_FACTOR,
     carriers,
     large_values,
@@ -33,7 +32,6 @@ from epiviz.frames.values import (
 )
 
 __all__ = [
-    "LARGE_SHARE",
     "TAIL_FACTOR",
     "accuracy",
     "accuracy_over_budgets",

@@ -20,16 +20,14 @@ TAIL_FACTOR = 3.0  # times the head's median: what counts as far out in the tail
 PER_LAYER = 20_000  # value ranges drawn for a layer's distribution
 
 
-def value_ranges(trace: Trace, sinks: int = SINKS, per_layer: int = PER_LAYER, seed: int = 0) -> pd.DataFrame:
+def value_ranges(trace: Trace, per_layer: int = PER_LAYER, seed: int = 0) -> pd.DataFrame:
     """Return value ranges, one row for each token and head.
 
     Parameters
     ----------
     trace : Trace
-    sinks : int
-        The first tokens; marked, and never left out.
     per_layer : int
-        A longer trace is sampled down to about so many rows for each layer.
+        A longer trace is sampled down to about so many rows for each layer; sinks are never left out.
     seed : int
 
     Returns
@@ -40,31 +38,32 @@ def value_ranges(trace: Trace, sinks: int = SINKS, per_layer: int = PER_LAYER, s
     _, heads, tokens = trace.value_range.shape
     share = min(1.0, per_layer / (heads * tokens))
     drawn = np.random.default_rng(seed).random(trace.value_range.shape) < share
-    drawn[:, :, :sinks] = True
+    drawn[:, :, :SINKS] = True
     layer, head, position = np.nonzero(drawn)
     return pd.DataFrame(
         {
             "layer": layer,
             "head": head,
             "position": position,
-            "sink": position < sinks,
+            "sink": position < SINKS,
             "value_range": trace.value_range[layer, head, position],
         }
     )
 
 
-def value_heads(trace: Trace, sinks: int = SINKS, factor: float = TAIL_FACTOR) -> pd.DataFrame:
+def value_heads(trace: Trace) -> pd.DataFrame:
     """Return each head's value ranges in a few numbers.
 
     Returns
     -------
     pandas.DataFrame
         One row for each head: ``layer``, ``head``, ``median`` and ``maximum`` (of the tokens that are no sinks),
-        ``tail_share`` (of these tokens, those above ``factor`` times the median), ``tail_index`` (99th percentile ÷
-        median) and ``sink_rank`` (mean percentile rank of the sinks: 0 the smallest range of the head, 1 the largest).
+        ``tail_share`` (of these tokens, those above :data:`TAIL_FACTOR` times the median), ``tail_index`` (99th
+        percentile ÷ median) and ``sink_rank`` (mean percentile rank of the sinks: 0 the smallest range of the head, 1
+        the largest).
     """
     x = trace.value_range.astype(np.float64)
-    rest = x[:, :, sinks:] if x.shape[-1] > sinks else x
+    rest = _without_sinks(x)
     median = np.median(rest, axis=-1)
     layer, head = np.indices(median.shape)
     columns = {
@@ -72,14 +71,14 @@ def value_heads(trace: Trace, sinks: int = SINKS, factor: float = TAIL_FACTOR) -
         "head": head,
         "median": median,
         "maximum": rest.max(axis=-1),
-        "tail_share": (rest > factor * median[..., None]).mean(axis=-1),
+        "tail_share": (rest > TAIL_FACTOR * median[..., None]).mean(axis=-1),
         "tail_index": np.percentile(rest, 99, axis=-1) / median,
-        "sink_rank": stats.percentile_ranks(x)[:, :, :sinks].mean(axis=-1),
+        "sink_rank": stats.percentile_ranks(x)[:, :, :SINKS].mean(axis=-1),
     }
     return pd.DataFrame({name: column.ravel() for name, column in columns.items()})
 
 
-def sink_ranks(trace: Trace, sinks: int = SINKS) -> pd.DataFrame:
+def sink_ranks(trace: Trace) -> pd.DataFrame:
     """Return where each sink's value range stands in its head: 0 the smallest of all tokens, 1 the largest.
 
     Returns
@@ -87,9 +86,9 @@ def sink_ranks(trace: Trace, sinks: int = SINKS) -> pd.DataFrame:
     pandas.DataFrame
         ``layer``, ``head``, ``position``, ``token``, ``rank``.
     """
-    ranks = stats.percentile_ranks(trace.value_range)[:, :, :sinks]
+    ranks = stats.percentile_ranks(trace.value_range)[:, :, :SINKS]
     layer, head, position = np.indices(ranks.shape)
-    pieces = np.array([printable(piece) for piece in trace.spans.pieces[:sinks]], dtype=object)
+    pieces = np.array([printable(piece) for piece in trace.spans.pieces[:SINKS]], dtype=object)
     return pd.DataFrame(
         {
             "layer": layer.ravel(),
@@ -101,7 +100,7 @@ def sink_ranks(trace: Trace, sinks: int = SINKS) -> pd.DataFrame:
     )
 
 
-def value_tail(trace: Trace, sinks: int = SINKS, thresholds: np.ndarray | None = None) -> pd.DataFrame:
+def value_tail(trace: Trace, thresholds: np.ndarray | None = None) -> pd.DataFrame:
     """Return, for every head, the share of tokens whose value range exceeds a multiple of the head's median.
 
     Returns
@@ -110,8 +109,8 @@ def value_tail(trace: Trace, sinks: int = SINKS, thresholds: np.ndarray | None =
         ``layer``, ``head``, ``multiple``, ``share``; sinks are left out.
     """
     multiples = np.union1d(np.geomspace(0.5, 20, 120), TAIL_FACTOR) if thresholds is None else np.asarray(thresholds)
-    layers, heads, tokens = trace.value_range.shape
-    rest = trace.value_range[:, :, sinks if tokens > sinks else 0 :].astype(np.float64)
+    layers, heads, _ = trace.value_range.shape
+    rest = _without_sinks(trace.value_range.astype(np.float64))
     relative = rest / np.median(rest, axis=-1, keepdims=True)
     share = [stats.exceedance(row, multiples) for row in relative.reshape(layers * heads, -1)]
     layer, head = np.divmod(np.arange(layers * heads), heads)
@@ -123,6 +122,11 @@ def value_tail(trace: Trace, sinks: int = SINKS, thresholds: np.ndarray | None =
             "share": np.concatenate(share),
         }
     )
+
+
+def _without_sinks(x: np.ndarray) -> np.ndarray:
+    """The tokens after the sinks; all of them where a text has no more."""
+    return x[:, :, SINKS:] if x.shape[-1] > SINKS else x
 
 
 def large_values(trace: Trace, share: float = LARGE_SHARE) -> np.ndarray:
@@ -155,7 +159,7 @@ def carriers(
     pandas.DataFrame
         One row for each class that occurs, most over-represented first: ``class``, ``tokens``, ``token_share``,
         ``large_share`` (of all large value states, :func:`large_values`) and ``ratio`` of the two with its interval
-        ``low``, ``high`` (moving-block bootstrap over tokens).
+        ``low``, ``high`` (moving-block bootstrap over tokens). ``share`` is in ``attrs["share"]``.
     """
     hits, classes = large_values(trace, share), token_classes(trace)
     rows = []
@@ -166,4 +170,6 @@ def carriers(
             large = hits[member].sum() / hits.sum()
             rows.append((name, int(member.sum()), member.mean(), large, ratio.value, ratio.low, ratio.high))
     columns = ["class", "tokens", "token_share", "large_share", "ratio", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).sort_values("ratio", ascending=False, ignore_index=True)
+    table = pd.DataFrame(rows, columns=columns).sort_values("ratio", ascending=False, ignore_index=True)
+    table.attrs["share"] = share
+    return table

@@ -9,7 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from epiviz import frames
+from epiviz.frames import TAIL_FACTOR
 from epiviz.palette import (
     BLUE,
     CYCLE,
@@ -58,10 +58,8 @@ def value_ranges(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return dress(ax, f"{title} (layer {medians.idxmax()})", "layer", "value range, max − min (log scale)")
 
 
-def head_map(
-    frame: pd.DataFrame, column: str, label: str, title: str | None = None, log: bool = False, ax: Axes | None = None
-) -> Axes:
-    """Draw one number for each head as a heat map, layers from left to right.
+def head_map(frame: pd.DataFrame, column: str, label: str, log: bool = False, ax: Axes | None = None) -> Axes:
+    """Draw one number for each head as a heat map, layers from left to right; the highest is marked.
 
     Parameters
     ----------
@@ -70,8 +68,6 @@ def head_map(
     column : str
     label : str
         What the colour means, with its unit.
-    title : str, optional
-        Names the highest head if not given.
     log : bool
         Colour on a log scale.
     ax : matplotlib.axes.Axes, optional
@@ -93,23 +89,22 @@ def head_map(
     ax.invert_yaxis()
     best = frame.loc[frame[column].idxmax()]
     ax.plot(best["layer"], best["head"], marker="s", ms=9, mfc="none", mec=ORANGE, mew=1.6, ls="none")
-    if title is None:
-        where = f"highest in layer {best['layer']:.0f}, head {best['head']:.0f} ({best[column]:.2f})"
-        title = f"{label[0].upper()}{label[1:]}: {where}; median of all heads {frame[column].median():.2f}"
+    where = f"highest in layer {best['layer']:.0f}, head {best['head']:.0f} ({best[column]:.2f})"
+    title = f"{label[0].upper()}{label[1:]}: {where}; median of all heads {frame[column].median():.2f}"
     dress(ax, title, "layer", "KV head")
     ax.grid(False)
     return ax
 
 
-def value_tail(frame: pd.DataFrame, factor: float = frames.TAIL_FACTOR, ax: Axes | None = None) -> Axes:
+def value_tail(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draw how many tokens exceed a multiple of their head's median value range; one line for each head.
+
+    The title tells of :data:`epiviz.frames.TAIL_FACTOR` medians.
 
     Parameters
     ----------
     frame : pandas.DataFrame
         From :func:`epiviz.frames.value_tail`.
-    factor : float
-        The multiple that the title tells about.
     ax : matplotlib.axes.Axes, optional
     """
     ax = new_axes(ax)
@@ -119,14 +114,14 @@ def value_tail(frame: pd.DataFrame, factor: float = frames.TAIL_FACTOR, ax: Axes
     mean = wide.mean(axis=1)
     ax.plot(mean.index, mean.where(mean > 0), color=DARK_BLUE, lw=2.2, label="mean of all heads")
     ax.plot([], [], color=BLUE, lw=0.8, alpha=0.6, label=f"each of {wide.shape[1]} heads")
-    ax.axvline(factor, color=ORANGE, lw=1, ls=(0, (4, 2)))
+    ax.axvline(TAIL_FACTOR, color=ORANGE, lw=1, ls=(0, (4, 2)))
     ax.set(xscale="log", yscale="log")
     last = mean.index[mean > 0].max()
-    ax.set_xlim(0.5, max(factor * 1.15, float(last) * 1.05))
+    ax.set_xlim(0.5, max(TAIL_FACTOR * 1.15, float(last) * 1.05))
     log_axis(ax.xaxis, steps=(1, 1.5, 2, 3, 5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g}%"))
-    beyond = float(np.interp(factor, mean.index, mean))
-    title = f"{100 * beyond:.2g}% of value states exceed {factor:g}× their head's median"
+    beyond = float(np.interp(TAIL_FACTOR, mean.index, mean))
+    title = f"{100 * beyond:.2g}% of value states exceed {TAIL_FACTOR:g}× their head's median"
     ax.legend(loc="lower left", frameon=False, fontsize=8)
     return dress(ax, title, "value range ÷ head's median (log scale)", "share of tokens above (log scale)")
 
@@ -156,15 +151,13 @@ def sink_ranks(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return dress(ax, title, "layer", "percentile in the head\n(mean of its KV heads)")
 
 
-def carriers(frame: pd.DataFrame, share: float = frames.LARGE_SHARE, ax: Axes | None = None) -> Axes:
+def carriers(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draw how much more often each class of tokens carries a large value state than tokens at large.
 
     Parameters
     ----------
     frame : pandas.DataFrame
         From :func:`epiviz.frames.carriers`.
-    share : float
-        What counted as large there.
     ax : matplotlib.axes.Axes, optional
     """
     ax = new_axes(ax)
@@ -185,5 +178,5 @@ def carriers(frame: pd.DataFrame, share: float = frames.LARGE_SHARE, ax: Axes | 
         high, low = rows[clear].iloc[-1], rows[clear].iloc[0]
         told = dict.fromkeys(f"{row['class']} tokens carry {row['ratio']:.1f}×" for row in (high, low))
         title = f"Of the large value states, {', '.join(told)} their share"
-    unit = f"share among the largest {share:.0%} of each head ÷ share of tokens (95%)"
+    unit = f"share among the largest {frame.attrs['share']:.0%} of each head ÷ share of tokens (95%)"
     return dress(ax, title, unit, "class (tokens)")
