@@ -13,8 +13,8 @@ from pathlib import Path
 
 from epiviz import cells as kept
 from epiviz.decode import Sampler
-from epiviz.draws import sample_key
-from epiviz.engine import Row, make_rows
+from epiviz.draws import sample_keys
+from epiviz.engine import Row, Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Budget, BudgetError, Policy
 from epiviz.tasks.answers import thinks_first
@@ -99,14 +99,13 @@ class Settings:
         )
 
     def check(self, cell: Cell, attempts: Sequence[Attempt]) -> None:
-        """Raise what a run would raise about its budget, with the cell's name and how many problems it concerns."""
+        """Raise what a run would raise before its first token, about a budget with how many problems it concerns."""
         first, failed = None, []
         problems = [attempt for attempt in attempts if attempt.sample == 0]
         for attempt in problems:
             try:
-                (row,) = self.rows(cell, [attempt])
-                if row.budget is not None:
-                    cell.policy.check(row.budget, self.model.shape)
+                rows = self.rows(cell, [attempt])
+                Session(self.model, cell.policy, rows, self.max_new_tokens, cell.seed, self.positions)
             except BudgetError as error:
                 first = first or (attempt.problem.id, error)
                 failed.append(attempt)
@@ -152,10 +151,6 @@ def make_attempts(model: Model, problems: Sequence[Problem], samples: int, raw: 
     if twice := [name for name, count in ids.items() if count > 1]:
         raise ValueError(f"the problem {twice[0]!r} stands {ids[twice[0]]} times; ask for more samples instead")
     prompts = [model.encode(problem.prompt, raw=raw) for problem in problems]
-    copies: Counter[tuple[int, ...]] = Counter()
-    attempts = []
-    for sample, (problem, prompt) in product(range(samples), zip(problems, prompts, strict=True)):
-        repeat = copies[tuple(prompt)]
-        copies[tuple(prompt)] += 1
-        attempts.append(Attempt(problem, sample, prompt, sample_key(prompt, repeat)))
-    return attempts
+    keys = sample_keys(prompts * samples)
+    each = zip(product(range(samples), zip(problems, prompts, strict=True)), keys, strict=True)
+    return [Attempt(problem, sample, prompt, key) for (sample, (problem, prompt)), key in each]

@@ -11,12 +11,14 @@ import dis
 import hashlib
 import inspect
 import json
+import operator
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from types import CodeType
 
@@ -29,13 +31,16 @@ from epiviz.policies.base import Budget, Policy, get
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 
 
-def pairs(names: Iterable[str | Policy], budgets: Iterable[int | Budget]) -> list[tuple[Policy, Budget | None]]:
-    """Pair policies and budgets, each pair once; what neither evicts nor selects knows no budget."""
+def combinations(
+    names: Iterable[str | Policy], budgets: Iterable[int | Budget], seeds: Iterable[int]
+) -> list[tuple[Policy, Budget | None, int]]:
+    """Combine policies, budgets and seeds, each combination once; what neither evicts nor selects knows no budget."""
     limits = [budget if isinstance(budget, Budget) else Budget(budget) for budget in budgets]
-    found: dict[tuple[str, Budget | None], tuple[Policy, Budget | None]] = {}
+    seeds = list(map(operator.index, seeds))
+    found: dict[tuple, tuple[Policy, Budget | None, int]] = {}
     for policy in map(get, names):
-        for budget in limits if policy.evicts or policy.selects else [None]:
-            found.setdefault((repr(policy), budget), (policy, budget))
+        for budget, seed in product(limits if policy.evicts or policy.selects else [None], seeds):
+            found.setdefault((repr(policy), budget, seed), (policy, budget, seed))
     return list(found.values())
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from itertools import product
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -175,14 +174,11 @@ def evaluate(
     home = Path(cache) if cache is not None else cache_directory() / "evaluations"
     named = [get(each) for each in _several(policy, (str, Policy))]
     limits = _several(budget, (Real, Budget))
-    seeds = dict.fromkeys(map(operator.index, _several(seed, Integral)))  # each once
+    seeds = _several(seed, Integral)
     for one in named:
         if (one.evicts or one.selects) and not limits:
             raise BudgetError(f"policy {one.label!r} needs a budget; pass epiviz.Budget(total=…), or policy='full'")
-    cells = [
-        Cell(one, limit, each, home / settings.key(one, limit, each))
-        for (one, limit), each in product(kept.pairs(named, limits), seeds)
-    ]
+    cells = [Cell(*chosen, home / settings.key(*chosen)) for chosen in kept.combinations(named, limits, seeds)]
     if not cells:
         raise ValueError("nothing to evaluate: give at least one policy and one seed")
     for cell in cells:

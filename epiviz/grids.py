@@ -7,7 +7,6 @@ and its parameters, the budget, the seed, this package's own code), so that a se
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ import pandas as pd
 from epiviz import cells as kept
 from epiviz import frames
 from epiviz.decode import progress_bar
-from epiviz.engine import make_rows
+from epiviz.engine import Session, make_rows
 from epiviz.models import Model, cache_directory
 from epiviz.policies.base import Budget, BudgetError, Policy
 from epiviz.replays import Job, Replay, ReplayFileError, replay_together
@@ -144,9 +143,8 @@ def replay_grid(
     folder = Path(cache) if cache is not None else cache_directory() / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     traces = [trace] if isinstance(trace, Trace) else list(trace)
-    chosen = kept.pairs(policies, budgets)
     cells = []
-    for each, (policy, budget), seed in product(traces, chosen, dict.fromkeys(map(operator.index, seeds))):
+    for each, (policy, budget, seed) in product(traces, kept.combinations(policies, budgets, seeds)):
         each.check_model(model)
         job = Job(policy, budget, seed, positions)
         _check(model, each, job)
@@ -158,12 +156,11 @@ def replay_grid(
 
 
 def _check(model: Model, trace: Trace, job: Job) -> None:
-    """Raise what a replay would raise about its budget, with the cell's name."""
+    """Raise what a replay would raise before its first token, about a budget with the cell's name."""
     prompt, rest = trace.tokens[: trace.prompt_length].tolist(), len(trace) - trace.prompt_length
     try:
-        (row,) = make_rows([prompt], job.policy, job.budget, rest)
-        if row.budget is not None:
-            job.policy.check(row.budget, model.shape)
+        rows = make_rows([prompt], job.policy, job.budget, rest)
+        Session(model, job.policy, rows, rest, job.seed, job.positions)
     except BudgetError as error:
         raise BudgetError(f"{job.policy.label} on {trace.name!r}: {error}") from error
 

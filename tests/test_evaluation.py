@@ -315,6 +315,8 @@ def test_bad_input_fails_before_anything_is_written(tmp_path):
         ev.BudgetError, match=r"random, budget 24, seed 0 does not fit \d of 4 problems; steps-.*prompt"
     ):
         run(budget=[BUDGET, protected], cache=tmp_path)
+    with pytest.raises(ev.BudgetError, match="snapkv, .* 4 of 4 problems; .* the last 64 queries, but only"):
+        run(["random", "snapkv"], positions="rerotated", cache=tmp_path)
     with pytest.raises(ev.BudgetError, match="policy 'random' needs a budget"):
         run(budget=None, cache=tmp_path)
     with pytest.raises(ev.UnknownPolicyError, match="did you mean"):

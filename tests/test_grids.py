@@ -195,6 +195,8 @@ def test_bad_grids_fail_before_anything_runs(tmp_path, computed):
         ev.BudgetError, match="random on 't1': a budget of 24 slots cannot hold a protected prompt of 20"
     ):
         ev.replay_grid(model, trace, ["random"], budgets, **ask)
+    with pytest.raises(ev.BudgetError, match="snapkv on 't1': .* looks at the last 64 queries, but only"):
+        ev.replay_grid(model, trace, ["random", "snapkv"], BUDGETS, positions="rerotated", **ask)
     with pytest.raises(ev.UnknownPolicyError, match="did you mean"):
         ev.replay_grid(model, trace, ["snapkw"], BUDGETS, **ask)
     with pytest.raises(ValueError, match="an empty grid"):

@@ -105,9 +105,9 @@ def accuracy(model, cache):
     parts = ((MAIN, 50, protected), (MAIN, 50, plain), (MAIN, 200, protected), (others, 100, protected))
     for names, n, limits in (*parts, (MAIN, 200, plain)):
         yield solve("main", names, n, limits)
-    yield solve("variants", variants(), 100, plain[:2])
+    yield solve("variants", variants(), 100, protected[1::2])
     for mode in ("absolute", "cache-relative", "rerotated"):
-        yield solve("positions", ["random", "streaming", "epikv"], 100, plain[:2], mode)
+        yield solve("positions", ["random", "streaming", "epikv"], 100, protected[1::2], mode)
 
 
 # what: the model, the function that measures it part by part, the file, and what to tell beside it
