@@ -30,6 +30,7 @@ class Example:
     policy: str
     budget: ResolvedBudget
     retention: Retention
+    attended: None = None  # no selection
 
 
 def long_example(

@@ -53,7 +53,7 @@ def build(
         if runs:
             raise TypeError("replays belong to a trace; put all generated runs into one list: TraceReader([run, …])")
         return _from_runs(sources, scores, title)
-    if len(sources) > 1 or not _is_trace(sources[0]):
+    if len(sources) > 1 or not is_trace(sources[0]):
         names = ", ".join(type(item).__name__ for item in sources)
         raise TypeError(f"a view reads one Trace, one Run, or a list of Runs or Replays, got {names}")
     data = _from_trace(sources[0], runs, scores, title)
@@ -129,7 +129,8 @@ def _has_reference_layers(layers: int) -> bool:
     return True
 
 
-def _is_trace(item) -> bool:
+def is_trace(item) -> bool:
+    """Tell a Trace from runs and replays by what it holds: a reader without a model need not wait for torch."""
     return hasattr(item, "displacement")
 
 
@@ -220,7 +221,7 @@ def _total(budget, tokens: int) -> int:
 
 
 def _selects(run) -> bool:
-    return getattr(run, "attended", None) is not None
+    return run.attended is not None
 
 
 def _method(run) -> str:
@@ -242,11 +243,10 @@ def _run_note(run) -> str:
         parts = [f"budget {int(budget.total)} attended, nothing evicted"]
     else:
         parts = ["full cache" if budget is None else f"budget {int(budget.total)}, buffer {int(budget.buffer)}"]
-    parts += [ENDINGS.get(run.status, str(run.status))] if getattr(run, "status", None) else []
-    meter, held = getattr(run, "meter", None), "held" if _selects(run) else "slots"
-    parts += [f"mean {meter.attended_slots:.0f} attended"] if _selects(run) and meter is not None else []
-    mean = getattr(meter, "mean_slots", None)
-    parts += [f"mean {mean:.0f} {held}"] if mean is not None and np.isfinite(mean) else []
+    parts += [ENDINGS.get(run.status, run.status)] if run.status else []
+    if run.meter is not None:  # a text that is about to be written has no status and no meter
+        parts += [f"mean {run.meter.attended_slots:.0f} attended"] if _selects(run) else []
+        parts += [f"mean {run.meter.mean_slots:.0f} {'held' if _selects(run) else 'slots'}"]
     return " · ".join(parts)
 
 

@@ -43,18 +43,36 @@ class NotComputedError(LookupError):
     """A history that was asked for and is not computed yet."""
 
 
-def scale_ends(values: np.ndarray, kind: str) -> tuple[float, float]:
-    """Return the two ends of a colour scale: the outer percentiles of ``values``, for signed ones centred on 0."""
-    finite = values[np.isfinite(values)]
-    low, high = np.percentile(finite, CLIP) if len(finite) else (0.0, 0.0)
-    if kind == "signed":
-        high = max(abs(low), abs(high))
-        low = -high
-    return float(low), float(high)
+@dataclass(frozen=True)
+class _Scaled:
+    """Numbers with a colour scale."""
+
+    name: str
+    values: np.ndarray
+    kind: Literal["signed", "magnitude"]
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in BUCKETS:
+            raise ValueError(f"score {self.name!r}: kind must be one of {sorted(BUCKETS)}, got {self.kind!r}")
+
+    @cached_property
+    def clip(self) -> tuple[float, float]:
+        """The two ends of the colour scale: the outer percentiles, for signed values centred on 0."""
+        values = self._pooled()
+        finite = values[np.isfinite(values)]
+        low, high = np.percentile(finite, CLIP) if len(finite) else (0.0, 0.0)
+        if self.kind == "signed":
+            high = max(abs(low), abs(high))
+            low = -high
+        return float(low), float(high)
+
+    def _pooled(self) -> np.ndarray:
+        return self.values
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(_Scaled):
     """One number per token to colour and rank by.
 
     Attributes
@@ -68,20 +86,10 @@ class Score:
         The values that set the ends of the colour scale, if texts side by side share one.
     """
 
-    name: str
-    values: np.ndarray
-    kind: Literal["signed", "magnitude"]
-    unit: str = ""
     pool: np.ndarray | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in BUCKETS:
-            raise ValueError(f"score {self.name!r}: kind must be one of {sorted(BUCKETS)}, got {self.kind!r}")
-
-    @cached_property
-    def clip(self) -> tuple[float, float]:
-        """The two ends of the colour scale."""
-        return scale_ends(self.values if self.pool is None else self.pool, self.kind)
+    def _pooled(self) -> np.ndarray:
+        return self.values if self.pool is None else self.pool
 
     @cached_property
     def buckets(self) -> np.ndarray:
@@ -105,7 +113,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class LayerScore:
+class LayerScore(_Scaled):
     """One number per layer and token, for the layer map.
 
     Attributes
@@ -115,20 +123,6 @@ class LayerScore:
         NaN where there is no score.
     kind : "signed" or "magnitude"
     """
-
-    name: str
-    values: np.ndarray
-    kind: Literal["signed", "magnitude"]
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        if self.kind not in BUCKETS:
-            raise ValueError(f"score {self.name!r}: kind must be one of {sorted(BUCKETS)}, got {self.kind!r}")
-
-    @cached_property
-    def clip(self) -> tuple[float, float]:
-        """The two ends of the colour scale."""
-        return scale_ends(self.values, self.kind)
 
     @cached_property
     def levels(self) -> np.ndarray:
@@ -174,7 +168,7 @@ class Story:
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that evict."""
-        return tuple(self.retention.evicts) or tuple(range(self.retention.death.shape[0]))
+        return tuple(self.retention.evicting)
 
     @cached_property
     def uniform(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import traitlets as t
 
 from epiviz.widgets import fallback, page
-from epiviz.widgets.build import build, replays_of
+from epiviz.widgets.build import build, is_trace, replays_of
 from epiviz.widgets.data import BADGES, MAX_COLUMNS, STATIC, THRESHOLDS, ReaderData, Scope, Story, event_indices
 from epiviz.widgets.looks import visible
 from epiviz.widgets.pack import pack
@@ -117,7 +117,7 @@ class View(anywidget.AnyWidget):
         """Settle what can be computed, and how."""
         from epiviz.widgets.compute import on_demand, replayer
 
-        if not hasattr(trace, "displacement"):
+        if not is_trace(trace):
             raise TypeError(f"model= and compute= replay a Trace at other budgets, got {type(trace).__name__}")
         if compute is not None:
             if methods is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epiviz.widgets.build import is_trace
 from epiviz.widgets.view import View
 
 
@@ -42,7 +43,7 @@ class LayerMap(View):
     shows_layers = True
 
     def __init__(self, source, runs=(), **keywords) -> None:
-        if not hasattr(source, "displacement"):
+        if not is_trace(source):
             raise TypeError(f"a layer map shows a Trace, got {type(source).__name__}")
         super().__init__(source, runs, **keywords)
 

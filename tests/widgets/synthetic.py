@@ -77,7 +77,7 @@ def make_budget(total: int, buffer=32):
 
 def make_replay(trace, policy="random", budget=100, seed=0, **kwargs):
     retention = make_retention(len(trace.tokens), budget, prompt=trace.prompt_length, seed=seed, **kwargs)
-    return SimpleNamespace(trace=trace, policy=policy, budget=make_budget(budget), retention=retention)
+    return SimpleNamespace(trace=trace, policy=policy, budget=make_budget(budget), retention=retention, attended=None)
 
 
 def make_run(policy="epikv", generated=380, budget=100, prompt=20, shared=150, seed=0, **kwargs):
@@ -95,6 +95,7 @@ def make_run(policy="epikv", generated=380, budget=100, prompt=20, shared=150, s
         budget=make_budget(budget),
         status="length",
         meter=SimpleNamespace(mean_slots=112.4),
+        attended=None,
     )
 
 
