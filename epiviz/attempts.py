@@ -83,12 +83,17 @@ class Settings:
     def thinks(self) -> bool:
         return thinks_first(self.model.tokenizer)
 
+    @cached_property
+    def weights(self) -> str:
+        return self.model.fingerprint()
+
     def key(self, policy: Policy, budget: Budget | None, seed: int) -> str:
         """Return the hash under which a cell is stored."""
         return kept.key(
             kept.code_hash(WRITING),
-            self.model.fingerprint,
+            self.weights,
             self.model.tokenizer_fingerprint,
+            sorted(self.model.stop_tokens),
             repr(policy.for_model(self.model.shape)),
             kept.foreign_source(policy),
             repr(budget),

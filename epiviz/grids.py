@@ -143,12 +143,12 @@ def replay_grid(
     folder = Path(cache) if cache is not None else cache_directory() / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     traces = [trace] if isinstance(trace, Trace) else list(trace)
-    cells = []
+    weights, cells = model.fingerprint(), []
     for each, (policy, budget, seed) in product(traces, kept.combinations(policies, budgets, seeds)):
         each.check_model(model)
         job = Job(policy, budget, seed, positions)
         _check(model, each, job)
-        cells.append(Cell(each, job, folder / f"{cell_key(model, each, job)}.safetensors"))
+        cells.append(Cell(each, job, folder / f"{cell_key(model, weights, each, job)}.safetensors"))
     if not cells:
         raise ValueError("an empty grid: give at least one trace, policy, budget and seed")
     _compute(model, cells, progress)
@@ -165,11 +165,11 @@ def _check(model: Model, trace: Trace, job: Job) -> None:
         raise BudgetError(f"{job.policy.label} on {trace.name!r}: {error}") from error
 
 
-def cell_key(model: Model, trace: Trace, job: Job) -> str:
-    """Return the hash under which a cell is stored."""
+def cell_key(model: Model, weights: str, trace: Trace, job: Job) -> str:
+    """Return the hash under which a cell is stored; ``weights`` is the model's fingerprint, which takes a moment."""
     return kept.key(
         kept.code_hash(SUBJECT),
-        model.fingerprint,
+        weights,
         trace.fingerprint,
         repr(job.policy.for_model(model.shape)),
         kept.foreign_source(job.policy),

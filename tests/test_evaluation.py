@@ -148,6 +148,14 @@ def test_a_second_call_reads_and_more_problems_add(tmp_path, monkeypatch):
     assert len(written) == 10 - 3
 
 
+def test_a_text_that_would_end_elsewhere_is_written_anew(tmp_path):
+    before = run(n=3, cache=tmp_path)
+    other = ev.Model(model().lm, model().tokenizer, "twin")
+    other.__dict__["stop_tokens"] = frozenset(range(10, 30))
+    after = ev.evaluate(other, problems(3), "random", BUDGET, max_new_tokens=NEW, progress=False, cache=tmp_path)
+    assert after.texts != before.texts and run(n=3, cache=tmp_path).texts == before.texts
+
+
 def test_a_changed_grader_judges_texts_that_are_there_anew(tmp_path, monkeypatch):
     before = run(n=3, cache=tmp_path)
     monkeypatch.setattr(evaluation.kept, "code_hash", lambda modules: f"changed {modules is evaluation.GRADING}")

@@ -82,6 +82,14 @@ def test_a_cell_is_known_by_its_content(tmp_path, computed):
     assert compute(trace=recorded(2)) == 1
     assert compute(model=tiny_model("qwen3", 4, 2, layers=5)) == 1
     assert compute() == 0
+    output = model.decoder_layers[1].self_attn.o_proj.weight.data
+    head, other = output[:, :16].clone(), output[:, 16:32].clone()
+    output[:, :16] = 0  # an ablated head
+    assert compute() == 1
+    output[:, :16], output[:, 16:32] = other, head
+    assert compute() == 1
+    output[:, :16], output[:, 16:32] = head, other
+    assert compute() == 0
 
 
 def test_a_policy_of_ones_own_is_known_by_its_source(tmp_path, computed):
