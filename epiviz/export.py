@@ -11,6 +11,9 @@ from traitlets.config import Config
 
 from epiviz.results import write_text_atomically
 
+PLOTLY = "application/vnd.plotly.v1+json"
+UNSEEN = "A figure to hover over: open the executed notebook in JupyterLab."
+
 # nbconvert's page loads require.js, MathJax, Mermaid and the widget manager from the network; all of them are left out,
 # and widgets show the HTML that they carry.
 _TEMPLATE = """
@@ -36,6 +39,9 @@ def write_page(notebook: str | os.PathLike, page: str | os.PathLike, title: str)
     executed = nbformat.read(notebook, as_version=4)
     # the stored state serves a widget manager, which the page does not have
     executed.metadata.pop("widgets", None)
+    for output in (output for cell in executed.cells for output in cell.get("outputs", ())):
+        if PLOTLY in output.get("data", ()):  # plotly's script is larger than the page
+            output["data"] = {"text/plain": UNSEEN} | output["data"]
     exporter = HTMLExporter(
         raw_template=_TEMPLATE, config=Config({"NbConvertBase": {"display_data_priority": _PRIORITY}})
     )

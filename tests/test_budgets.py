@@ -199,4 +199,11 @@ def test_the_front_is_drawn_and_told():
     points = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
     assert set(points) == {"full", "good", "odd", "thrifty", "wide"}
     assert list(points["good"].x) == [30, 60] and points["full"].marker.symbol[0].endswith("-open")
-    assert "budget 25% of the text" in points["good"].hovertext[0] and "no budget" in points["full"].hovertext[0]
+    assert "no budget" in points["full"].hovertext[0]
+    assert points["good"].hovertext[0].split("<br>") == [
+        "<b>good</b>",
+        "budget 25% of the text",
+        "30.0 slots held",
+        "costs +0.21 [+0.08, +0.34] nats per token",
+        "replays of 2 traces",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -80,7 +81,7 @@ def pareto_hover(table: pd.DataFrame) -> Figure:
     figure.add_trace(
         Scatter(x=front["memory"], y=front["nll_increase"], mode="lines", line=line, name="front", hoverinfo="skip")
     )
-    for policy, style in distinct_styles(list(dict.fromkeys(table["policy"]))).items():
+    for policy, style in distinct_styles(list(dict.fromkeys([*front["policy"], *table["policy"]]))).items():
         rows = table[table["policy"] == policy]
         symbol = SYMBOLS[style.marker]
         marker = {
@@ -95,7 +96,7 @@ def pareto_hover(table: pd.DataFrame) -> Figure:
                     hovertext=told, hoverinfo="text")
         )  # fmt: skip
     figure.update_layout(
-        title={"text": _title(table), "font": {"size": 14}},
+        title={"text": "<br>".join(textwrap.wrap(_title(table), 110, break_on_hyphens=False)), "font": {"size": 14}},
         xaxis_title=MEMORIES[table.attrs["memory"]],
         yaxis_title=f"{COST}<br>{_over(table)}",
         template="plotly_white",
@@ -116,12 +117,13 @@ def _title(table: pd.DataFrame) -> str:
 
 def _over(table: pd.DataFrame) -> str:
     n = int(table["n"].iloc[0])
-    return f"mean of {n} traces, 95% t interval" if n > 1 else "one trace, 95% block bootstrap over tokens"
+    return f"replays, mean of {n} traces, 95% t interval" if n > 1 else "replay of one trace, 95% block bootstrap"
 
 
 def _hover(row, unit: str) -> str:
     budget = "no budget" if pd.isna(row.share) else f"budget {row.share:.0%} of the text"
     parts = [f"<b>{row.policy}</b>", budget, f"{row.memory:,.1f} {unit}"]
     parts += [f"costs {signed(row.nll_increase)} [{signed(row.low)}, {signed(row.high)}] nats per token"]
+    parts += [f"replays of {row.n} traces" if row.n > 1 else "replay of one trace"]
     parts += [] if row.bounded else ["does not bound memory"]
     return "<br>".join(parts)
