@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from epiviz.models import ModelShape
+from epiviz.policies.order import newest_first_order
 from epiviz.positions import Rotary
 from epiviz.retention import Reason
 
@@ -391,8 +392,7 @@ def choose(priority: torch.Tensor, front: int, recent: int, total: int) -> tuple
     keep, evicted : int64 ``[layers, rows, kv_heads, total]`` and ``[…, n − total]``, both ascending.
     """
     n = priority.shape[-1]
-    middle = priority[..., front : n - recent]
-    order = middle.shape[-1] - 1 - middle.flip(-1).argsort(dim=-1, descending=True, stable=True) + front
+    order = newest_first_order(priority[..., front : n - recent]) + front
     chosen, evicted = order.split([total - front - recent, n - total], dim=-1)
     ends = [torch.arange(front), torch.arange(n - recent, n)]
     head, tail = (end.to(priority.device).expand(*priority.shape[:-1], -1) for end in ends)

@@ -17,7 +17,7 @@ from epiviz import draws
 from epiviz.attended import Attended
 from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
-from epiviz.models import Model, ModelShape
+from epiviz.models import Model
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
 from epiviz.positions import Rotary, check
 from epiviz.retention import Retention
@@ -420,7 +420,7 @@ class Session:
             positions, reasons = (track[:, index, :, :held].cpu() for track in tracks)
             np.put_along_axis(reason, positions.numpy(), reasons.numpy(), axis=2)
         steps = np.array([seen for seen, _, _ in events], dtype=np.int64)
-        death, reason = (spread(x, shape, never) for x, never in ((death, len(events)), (reason, 0)))
+        death, reason = shape.every_layer(death, len(events)), shape.every_layer(reason, 0)
         rotary = None if self.positions == "absolute" else np.array(row.rotary[:seen], dtype=np.int64)
         row.retention = Retention(steps, death, reason, len(row.prompt), shape.evicts, rotary)
         mean = row.held_sum / row.steps if row.steps else float(row.peak)
@@ -447,13 +447,6 @@ class Session:
             + state
             + (self.recent.bytes_per_row if self.recent is not None else 0)
         )
-
-
-def spread(evicting: np.ndarray, shape: ModelShape, never: int) -> np.ndarray:
-    """Return an array over all layers from one over those that evict; the sliding layers of a hybrid get ``never``."""
-    every = np.full((shape.layers, *evicting.shape[1:]), never, dtype=evicting.dtype)
-    every[list(shape.evicts)] = evicting
-    return every
 
 
 @contextmanager

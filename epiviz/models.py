@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -68,7 +69,7 @@ class ModelShape:
         return self.heads // self.kv_heads
 
     def every_layer(self, evicting: np.ndarray, never: int) -> np.ndarray:
-        """Return an array over all layers from one over those that evict; the sliding ones of a hybrid get ``never``."""
+        """Return an array over all layers from one over those that evict; sliding layers, if any, get ``never``."""
         every = np.full((self.layers, *evicting.shape[1:]), never, dtype=evicting.dtype)
         every[list(self.evicts)] = evicting
         return every

@@ -174,11 +174,8 @@ class Selector:
         seen, shape = self.cache.seen[row], self.cache.shape
         blocks = self._blocks(seen)
 
-        def every_layer(x: torch.Tensor, none: int) -> np.ndarray:
-            x = x.cpu().numpy()
-            spread = np.full((shape.layers, *x.shape[1:]), none, dtype=x.dtype)
-            spread[list(shape.evicts)] = x
-            return spread
+        def every_layer(x: torch.Tensor, never: int) -> np.ndarray:
+            return shape.every_layer(x.cpu().numpy(), never)
 
         return Attended(
             block=self.policy.block,
