@@ -15,10 +15,10 @@ import signal
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import settings
+from synthetic import make_trace
 
 import epiviz as ev
 from epiviz.manifest import versions
@@ -62,19 +62,9 @@ def local_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def synthetic_trace() -> ev.Trace:
     """A made-up trace of 20 prompt and 100 further tokens, 5 layers and 2 KV heads."""
-    generator = np.random.default_rng(3)
-    pieces = [f"t{index} ".encode() for index in range(120)]
-    return ev.Trace(
-        tokens=np.arange(120),
-        prompt_length=20,
-        spans=join_bytes(pieces),
-        displacement=generator.gamma(4, 2, (5, 120)).astype(np.float32),
-        value_range=generator.gamma(4, 1, (5, 2, 120)).astype(np.float32),
-        surprisal=generator.exponential(1, 120).astype(np.float32),
-        entropy=generator.exponential(1, 120).astype(np.float32),
-        header={"model": "made-up", "tokenizer": "none", "source": "tokens", "status": "finished", "seed": 0},
-        name="made-up",
-    )
+    spans = join_bytes([f"t{index} ".encode() for index in range(120)])
+    header = {"model": "made-up", "tokenizer": "none", "source": "tokens", "status": "finished", "seed": 0}
+    return ev.Trace(**vars(make_trace(layers=5, spans=spans, seed=3)), header=header)
 
 
 def pytest_addoption(parser):

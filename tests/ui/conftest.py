@@ -3,18 +3,14 @@
 import base64
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
+from synthetic import make_replay, make_trace
 
 from epiviz.widgets.page import script, style
 from epiviz.widgets.view import CONTROLS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "widgets"))  # the synthetic traces are shared with the Python tests
-
-from synthetic import make_replay, make_trace
 
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
