@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from epiviz import signals
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
+from epiviz.policies.lagkv import lag_spread
 
 SCOPES = {"global": (0, 2), "layer": (2,), "head": ()}  # axes of [layers, rows, kv_heads, q] that are averaged
 
@@ -127,8 +127,7 @@ class LagPolicy(ChannelPolicy):
         super().__post_init__()
         if self.chunk < 2:
             raise ValueError(f"chunk must be at least 2, got {self.chunk}")
-        if self.first_chunk not in ("own", "raw"):
-            raise ValueError(f"first_chunk must be 'own' or 'raw', got {self.first_chunk!r}")
+        check_choice("first_chunk", self.first_chunk, ("own", "raw"))
 
     def tensors(self, source: New | Slots) -> dict[str, torch.Tensor]:
         """The cached tensors ``[layers, rows, kv_heads, tokens, head_dim]`` that are measured."""
@@ -157,15 +156,12 @@ class LagPolicy(ChannelPolicy):
             blank = torch.stack([token + torch.inf, token - torch.inf], dim=1)
             before, now = torch.where(starts, now, before), torch.where(starts, blank, now)
             now = torch.stack([torch.minimum(now[:, 0], token), torch.maximum(now[:, 1], token)], dim=1)
-            first = (positions[:, t] < self.chunk)[:, None, None, None, None]
-            scores.append(self._spread(token, torch.where(first, now, before), first[:, 0]))
+            first = (positions[:, t] < self.chunk)[:, None, None]
+            bounds = torch.where(first[..., None, None], now, before)
+            score = lag_spread(token, bounds[:, 0], bounds[:, 1])
+            scores.append(torch.where(first, token.std(-1), score) if self.first_chunk == "raw" else score)
         state[f"{name}-now"], state[f"{name}-before"] = now, before
         return torch.stack(scores, dim=-1).transpose(0, 1)
-
-    def _spread(self, token: torch.Tensor, bounds: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        low, high = bounds[:, 0], bounds[:, 1]
-        scaled = (token - low) / (high - low + 1e-9)
-        return torch.where(first & (self.first_chunk == "raw"), token, scaled).std(-1)
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         if self.frozen:
@@ -179,15 +175,11 @@ class LagPolicy(ChannelPolicy):
     def _chunked_score(self, x: torch.Tensor) -> torch.Tensor:
         """Score the slots of one layer ``[rows, kv_heads, n, head_dim]`` in chunks of their present order."""
         chunks = x.split(self.chunk, dim=2)
-        scores = [chunks[0].std(-1)] if self.first_chunk == "raw" else [lag_spread(chunks[0], chunks[0])]
-        scores += [lag_spread(chunk, before) for before, chunk in pairwise(chunks)]
+        bounds = [torch.aminmax(chunk, dim=2, keepdim=True) for chunk in (chunks[0], *chunks[:-1])]
+        scores = [lag_spread(chunk, low, high) for chunk, (low, high) in zip(chunks, bounds, strict=True)]
+        if self.first_chunk == "raw":
+            scores[0] = chunks[0].std(-1)
         return torch.cat(scores, dim=-1)
-
-
-def lag_spread(chunk: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return the standard deviation over channels after normalising with the reference chunk's minimum and maximum."""
-    low, high = torch.aminmax(reference, dim=-2, keepdim=True)
-    return ((chunk - low) / (high - low + 1e-9)).std(-1)
 
 
 @register("epikv-lag")

@@ -11,6 +11,8 @@ from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, register
 from epiviz.policies.order import rank_from_top
 from epiviz.signals import at_least_float32
 
+EPSILON = 1e-9  # keeps a channel that is constant in the reference finite; the original divides by zero
+
 
 @register("lagkv")
 @dataclass(frozen=True)
@@ -50,15 +52,19 @@ class LagKV(Policy):
         return Ranking(score)
 
 
-def lag_score(parts: torch.Tensor, epsilon: float = 1e-9) -> torch.Tensor:
-    """Return the lag scores ``[…, partitions − 1, lag]`` of ``[rows, kv_heads, partitions, lag, head_dim]``.
-
-    ``epsilon`` keeps a channel that is constant in the next partition finite; the original divides by zero.
-    """
+def lag_score(parts: torch.Tensor, epsilon: float = EPSILON) -> torch.Tensor:
+    """Return the lag scores ``[…, partitions − 1, lag]`` of ``[rows, kv_heads, partitions, lag, head_dim]``."""
     parts = at_least_float32(parts)
     low, high = torch.aminmax(parts[:, :, 1:], dim=3, keepdim=True)
-    scaled = (parts[:, :, :-1] - low) / (high - low + epsilon)
-    return scaled.std(-1).softmax(-1)
+    return lag_spread(parts[:, :, :-1], low, high, epsilon).softmax(-1)
+
+
+def lag_spread(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, epsilon: float = EPSILON) -> torch.Tensor:
+    """Return the standard deviation over the channels of ``[…, head_dim]`` on the scale of other tokens.
+
+    ``low`` and ``high``, broadcast against ``x``, are the smallest and largest value of each channel among those.
+    """
+    return ((x - low) / (high - low + epsilon)).std(-1)
 
 
 @register("lagkv-ratio")
