@@ -62,6 +62,23 @@ def reference_bands(layers: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return tuple(reference_layers(layers, band) for band in REFERENCE_BANDS)  # type: ignore[return-value]
 
 
+def reference_marks(layers: int) -> tuple[tuple, tuple]:
+    """Return the reference bands and the reference layers for a view to mark, each empty if the model is too shallow.
+
+    Examples
+    --------
+    >>> reference_marks(32), reference_marks(2)
+    ((((7, 13), (18, 25)), (10, 21)), ((), ()))
+    """
+    marks = []
+    for reference in (reference_bands, reference_layers):
+        try:
+            marks.append(reference(layers))
+        except ValueError:
+            marks.append(())
+    return tuple(marks)
+
+
 def displacement(
     hidden: torch.Tensor, previous: torch.Tensor | None = None, score_dtype: str = "float32"
 ) -> torch.Tensor:

@@ -31,7 +31,7 @@ def band_anatomy(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """
     ax = new_axes(ax)
     wide = frame.pivot_table("zscore", "class", "layer")
-    bands, layers = _reference(wide.shape[1])
+    bands, layers = signals.reference_marks(wide.shape[1])
     if layers:
         wide = wide.loc[(wide[layers[0]] - wide[layers[1]]).sort_values(ascending=False).index]
     limit = float(np.quantile(np.abs(wide), 0.98)) or 1.0
@@ -92,11 +92,3 @@ def score_anatomy(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     dress(ax, f"Mean epiphany score: {' to '.join(told)}", f"{UNIT}; 95%, block bootstrap", "class (tokens)", 58)
     ax.grid(False, axis="y")
     return ax
-
-
-def _reference(depth: int) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """EpiKV's bands and layers; none in a model that is too shallow to have them."""
-    try:
-        return signals.reference_bands(depth), signals.reference_layers(depth)
-    except ValueError:
-        return (), ()

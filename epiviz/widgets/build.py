@@ -86,11 +86,8 @@ def _with_layers(data: ReaderData, trace, scores: Mapping | bool) -> ReaderData:
                 f"{len(data.columns[0])} tokens"
             )
         made.append(LayerScore(str(name), values, kind, str(unit)))
-    try:
-        marks = {"bands": signals.reference_bands(depth), "reference": signals.reference_layers(depth)}
-    except ValueError:  # too shallow to have them
-        marks = {}
-    return replace(data, layer_scores=tuple(made), **marks)
+    bands, reference = signals.reference_marks(depth)
+    return replace(data, layer_scores=tuple(made), bands=bands, reference=reference)
 
 
 def default_layer_scores(trace) -> dict[str, tuple[np.ndarray, str, str]]:
@@ -112,21 +109,12 @@ def default_scores(trace) -> dict[str, tuple[np.ndarray, str, str]]:
     from epiviz import signals
 
     scores: dict[str, tuple[np.ndarray, str, str]] = {}
-    if _has_reference_layers(trace.displacement.shape[0]):
+    _, reference = signals.reference_marks(trace.displacement.shape[0])
+    if reference:
         scores["epiphany score"] = (signals.epiphany(trace), "signed", "z₁₀ − z₂₁")
     scores["surprisal"] = (trace.surprisal, "magnitude", "nats")
     scores["value range"] = (trace.value_range.mean(axis=(0, 1)), "magnitude", "mean over layers and heads")
     return scores
-
-
-def _has_reference_layers(layers: int) -> bool:
-    from epiviz import signals
-
-    try:
-        signals.reference_layers(layers)
-    except ValueError:
-        return False
-    return True
 
 
 def is_trace(item) -> bool:
