@@ -7,7 +7,6 @@ A selection (:mod:`epiviz.policies.selection`) is asked here, inside the call, w
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +19,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from epiviz.models import Model
+from epiviz.models import SEAM_PREFIX, Model
 from epiviz.positions import Rotary
 from epiviz.signals import at_least_float32, in_score_dtype
 
 if TYPE_CHECKING:
     from epiviz.selector import Selector
 
-PREFIX = "epiviz-"
 _ACTIVE: ContextVar[Seam | None] = ContextVar("epiviz_seam", default=None)
 _LOCK = threading.Lock()
 _USERS: WeakKeyDictionary = WeakKeyDictionary()  # model -> number of runs that pass through the seam
@@ -194,7 +192,7 @@ def through_seam(model: Model, hidden: tuple[int, ...] = (), keep_queries: bool 
     handles = [model.decoder_layers[layer].register_forward_hook(watch(layer)) for layer in hidden]
     with _LOCK:
         _USERS[model.lm] = _USERS.get(model.lm, 0) + 1
-        if not config._attn_implementation.startswith(PREFIX):
+        if not config._attn_implementation.startswith(SEAM_PREFIX):
             config._attn_implementation = _seam_name(config._attn_implementation)
     try:
         yield seam
@@ -204,12 +202,12 @@ def through_seam(model: Model, hidden: tuple[int, ...] = (), keep_queries: bool 
         with _LOCK:
             _USERS[model.lm] -= 1
             if not _USERS[model.lm]:
-                config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
+                config._attn_implementation = config._attn_implementation.removeprefix(SEAM_PREFIX)
 
 
 def _seam_name(backend: str) -> str:
     """Register (once) and name the seam in front of a backend."""
-    name = PREFIX + backend
+    name = SEAM_PREFIX + backend
     if name not in ALL_ATTENTION_FUNCTIONS.valid_keys():
         AttentionInterface.register(name, _make_seam(backend))
         if backend in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
@@ -265,11 +263,6 @@ def _eager(module, query, key, value, attention_mask, scaling=None, **kwargs):
         logits = logits + attention_mask
     weights = torch.softmax(logits, dim=-1, dtype=torch.promote_types(torch.float32, query.dtype)).to(query.dtype)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def flash_available() -> bool:
-    """Tell whether the flash-attn package can run here."""
-    return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
 
 
 def flash_with_counts(query: torch.Tensor, cache, layer: int, scaling: float | None) -> torch.Tensor:

@@ -30,6 +30,7 @@ BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _SPREAD = 0x1E3779B97F4A7C15  # an odd number whose multiples spread over all bits
 
+SEAM_PREFIX = "epiviz-"  # stands before the name of an attention backend while runs pass through the seam
 SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma3_text")
 
 
@@ -94,11 +95,7 @@ class Model:
         """Layers, heads and sizes; raises :class:`UnsupportedModelError` for models without an evictable KV cache."""
         config = self.lm.config
         kind = getattr(config, "model_type", type(self.lm).__name__)
-        if kind not in SUPPORTED:
-            raise UnsupportedModelError(
-                f"{self.name!r} is a {kind!r} model; epiviz evicts from decoder-only models with rotary positions and "
-                f"one key-value cache per layer: {', '.join(SUPPORTED)}"
-            )
+        _check_architecture(self.name, kind)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
         types = types * (config.num_hidden_layers // len(types))
@@ -150,7 +147,7 @@ class Model:
     @property
     def attention(self) -> str:
         """The attention backend in use: "sdpa", "eager" or a flash variant."""
-        return self.lm.config._attn_implementation.removeprefix("epiviz-")
+        return self.lm.config._attn_implementation.removeprefix(SEAM_PREFIX)
 
     @cached_property
     def decoder_layers(self) -> torch.nn.ModuleList:
@@ -307,11 +304,7 @@ def load(
             f"({type(error).__name__}: {_first_line(error)}). Check the name and the network, download it where there "
             f"is one (`hf download {name}`) and pass the folder, or use the bundled 'smollm2-135m'"
         ) from error
-    if config.model_type not in SUPPORTED:
-        raise UnsupportedModelError(
-            f"{str(name)!r} is a {config.model_type!r} model; epiviz evicts from decoder-only models with rotary "
-            f"positions and one key-value cache per layer: {', '.join(SUPPORTED)}"
-        )
+    _check_architecture(str(name), config.model_type)
     try:
         with _without_progress_bars():  # of a local read; a download shows its own
             lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention, **kwargs)
@@ -322,6 +315,14 @@ def load(
             "holds config, weights and tokenizer"
         ) from error
     return Model(lm.to(device).eval(), tokenizer, str(name))
+
+
+def _check_architecture(name: str, kind: str) -> None:
+    if kind not in SUPPORTED:
+        raise UnsupportedModelError(
+            f"{name!r} is a {kind!r} model; epiviz evicts from decoder-only models with rotary positions and one "
+            f"key-value cache per layer: {', '.join(SUPPORTED)}"
+        )
 
 
 def cache_directory() -> Path:
@@ -438,8 +439,12 @@ def _choose_dtype(dtype, device: torch.device) -> torch.dtype:
 
 def _choose_attention(device: torch.device, dtype: torch.dtype) -> str:
     half = dtype in (torch.float16, torch.bfloat16)
-    flash = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if flash else "sdpa"
+    return "flash_attention_2" if device.type == "cuda" and half and flash_available() else "sdpa"
+
+
+def flash_available() -> bool:
+    """Tell whether the flash-attn package can run here."""
+    return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
 
 
 @contextmanager

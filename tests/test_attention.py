@@ -11,7 +11,7 @@ from tiny import random_prompt, tiny_model
 from transformers import AttentionInterface
 
 import epiviz as ev
-from epiviz import attention, engine, policies
+from epiviz import attention, engine, models, policies
 
 BUDGET = ev.Budget(total=40, sinks=2, recent=8, buffer=8)
 
@@ -110,7 +110,7 @@ def test_an_ordinary_call_during_a_run_is_not_watched():
         assert seam.hidden == {}
 
 
-@pytest.mark.skipif(not attention.flash_available(), reason="needs a GPU with flash-attn")
+@pytest.mark.skipif(not models.flash_available(), reason="needs a GPU with flash-attn")
 def test_flash_equals_sdpa():
     """The kernel with counts against the mask, in bfloat16 on the same GPU."""
     model = tiny_model("qwen3", dtype=torch.bfloat16)
