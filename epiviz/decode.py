@@ -292,11 +292,11 @@ def _status(tokens: list[int], session: Session, stop_on_loop: bool) -> str | No
     return "loop" if stop_on_loop and len(tokens) % 16 == 0 and find_loop(tokens) else None
 
 
-def find_loop(tokens: Sequence[int], longest: int = 128, repeats: int = 4, least: int = 32) -> int:
+def find_loop(tokens: Sequence[int], longest: int = 1024, repeats: int = 5, least: int = 50) -> int:
     """Return the period of a loop at the end of ``tokens``, 0 if there is none.
 
     A loop is a stretch of at most ``longest`` tokens that stands at the end at least ``repeats`` times in a row, and
-    over at least ``least`` tokens.
+    over at least ``least`` tokens: at least ten tokens, five times.
 
     Examples
     --------

@@ -248,10 +248,10 @@ def test_loops_are_named():
     run = ev.generate(model, random_prompt(5), "full", None, 400, progress=False)
     period = decode.find_loop(run.tokens)
     assert (run.status == "loop") == (period > 0)
-    assert decode.find_loop([5] * 31) == 0 and decode.find_loop([5] * 32) == 1
-    assert decode.find_loop(list(range(300)) + [1, 2] * 15) == 0
-    assert decode.find_loop(list(range(300)) + [1, 2] * 16) == 2
-    assert decode.find_loop(list(range(100)) * 4) == 100
+    assert decode.find_loop([5] * 49) == 0 and decode.find_loop([5] * 50) == 1
+    assert decode.find_loop(list(range(300)) + [1, 2] * 24) == 0
+    assert decode.find_loop(list(range(300)) + [1, 2] * 25) == 2
+    assert decode.find_loop(list(range(500)) * 4) == 0 and decode.find_loop(list(range(500)) * 5) == 500
 
 
 def test_stop_on_loop_ends_early():
@@ -259,7 +259,7 @@ def test_stop_on_loop_ends_early():
     rows = engine.make_rows([random_prompt(5)], policies.get("full"), None, 200)
     with engine.Session(model, policies.get("full"), rows, 200, 0) as session:
         decode.decode(session, _Constant(), stop_on_loop=True)
-    assert rows[0].status == "loop" and len(rows[0].tokens) == 32
+    assert rows[0].status == "loop" and len(rows[0].tokens) == 64
 
 
 class _Constant(decode.Sampler):

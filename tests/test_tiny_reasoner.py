@@ -10,7 +10,8 @@ import pytest
 
 import epiviz as ev
 from epiviz import tasks
-from epiviz.tasks import batches, steps
+from epiviz.tasks import batches
+from epiviz.tasks.outcomes import judge
 
 FOLDER = Path(__file__).parents[1] / "data" / "models" / "tiny-reasoner"
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -47,7 +48,7 @@ def test_greedy_decoding_writes_what_the_scores_promise(reasoner, problems):
     runs = ev.generate(reasoner, [p.prompt for p in few], max_new_tokens=longest + 2, progress=False)
     for problem, run, exact in zip(few, runs, batches.score(reasoner, few)["exact"], strict=True):
         assert (run.text.strip() == problem.solution) == exact
-        assert not exact or (run.status == "finished" and steps.check_answer(problem, run.text))
+        assert not exact or judge(problem, run.text, run.status, run.tokens).correct
 
 
 def test_evicting_at_random_costs_answers(reasoner, problems):
@@ -56,4 +57,4 @@ def test_evicting_at_random_costs_answers(reasoner, problems):
     budget = ev.Budget(total, sinks=4, recent=16, buffer=16)
     longest = max(problem.meta["solution_words"] for problem in few)
     runs = ev.generate(reasoner, [p.prompt for p in few], "random", budget, max_new_tokens=longest, progress=False)
-    assert sum(steps.check_answer(p, r.text) for p, r in zip(few, runs, strict=True)) <= 0.75 * len(few)
+    assert sum(judge(p, r.text, r.status, r.tokens).correct for p, r in zip(few, runs, strict=True)) <= 0.75 * len(few)

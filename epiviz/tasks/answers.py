@@ -64,7 +64,7 @@ def last_boxed(text: str) -> str:
     """
     for found in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*(\{|(?=[^\s{}]))", text))):
         rest = text[found.end() :]
-        content = _to_closing_brace(rest) if found[1] else re.match(r"\S*", rest)[0].rstrip("$.,;}")
+        content = _to_closing_brace(rest) if found[1] else _without_braces(rest)
         if content is None or content.strip():
             return (content or "").strip()
     return ""
@@ -90,7 +90,8 @@ def choice_letter(text: str) -> str:
     >>> choice_letter(r"\text{(b)}"), choice_letter("C. Helium"), choice_letter("Helium")
     ('B', 'C', '')
     """
-    text = re.sub(r"\\(?:textbf|text|mathbf|mathrm)\s*|[{}$*]", "", text).strip()
+    text = re.sub(r"\\(?:text|math)[a-z]*\s*|\\\s*$|[{}$*]", "", text).strip()
+    text = re.sub(r"^(?:option|choice|answer)\b[\s:]*", "", text, flags=re.IGNORECASE)
     found = re.match(r"\(?([A-Za-z])(?:\)|[.:]|\s*$)", text)
     return found[1].upper() if found else ""
 
@@ -186,6 +187,12 @@ def _form(problem: Problem) -> Form:
     if problem.form not in FORMS:
         raise ValueError(f"{problem.id} has the unknown form {problem.form!r}; use one of {', '.join(FORMS)}")
     return FORMS[problem.form]
+
+
+def _without_braces(text: str) -> str:
+    r"""Return what a box without braces of its own holds: ``7.`` holds 7, ``\frac{1}{2}}`` a fraction."""
+    content = re.match(r"\S*", text)[0].rstrip("$.,;")
+    return content.rstrip("$.,;}") if content.count("}") > content.count("{") else content
 
 
 def _to_closing_brace(text: str) -> str | None:

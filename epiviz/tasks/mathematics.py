@@ -28,22 +28,25 @@ _SPACE = r"(?:\s|~|(?<!\\)\\[,;:! ]|\\(?:quad|qquad|thinspace)(?![a-zA-Z]))"
 _TIGHT = rf"(?:\{{,\}}|\\,|,\s*\\!|\\!,?)(?:\\!|{_SPACE})*"
 _LOOSE = r"[, ]"
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
+_REPEATING = re.compile(r"([+-]?\d*\.\d*)\\(?:overline|bar)\{(\d+)\}")
 _FRACTION = re.compile(r"([+-]?)(?:\\frac\{([+-]?\d+)\}\{([+-]?\d+)\}|(?:(\d+) )?(\d+)/(\d+))")
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent|per cent|pct)\b)$")
 _WRAPPED = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|operatorname|mbox)\s*\{([^{}]*)\}")
 _POWER = r"(?:\^\{?-?\d\}?|²|³)?"
 # Words that say something else about a value than its unit; so does a number among the words.
 _NO_UNIT = (
-    r"(?![^‹›]*\b(?:or|and|not|plus|minus|times|over|mod|squared|cubed|factorial|half|halves|thirds|pi|sqrt)\b)"
+    r"(?![^‹›]*\b(?:or|and|not|plus|minus|times|over|mod|squared|cubed|factorial|half|halves|thirds?|"
+    r"quarters?|tenths?|hundredths?|thousandths?|dozens?|pi|sqrt)\b)"
     r"(?![^‹›]*(?<![\^{a-zA-Z])\d)"
 )
 # Letters after a number are a unit if they are set as words, or are more than one and no product of variables; a single
 # one stands apart.
 _UNIT = re.compile(
-    rf"(?<=[\d)}}])(?:(?:[ /]*‹{_NO_UNIT}[^‹›]*›{_POWER})+|\s*°\s*[CF]?|"
+    rf"(?:(?<=[a-zA-Z\d)}}])(?:[ /]*‹{_NO_UNIT}[^‹›]*›{_POWER})+|(?<=[\d)}}])(?:\s*°\s*[CF]?|"
     rf"\s*(?:cm|mm|km|ft|in|mi|kg|mg|lbs?|oz|mph|ml|hrs?|min|sec|km/h|m/s){_POWER}|\s+[mgshlL]{_POWER}|"
-    rf"\s+{_NO_UNIT}[a-zA-Z]{{3,}}(?:[ /][a-zA-Z]{{2,}})*{_POWER})$"
+    rf"\s+{_NO_UNIT}[a-zA-Z]{{3,}}(?:[ /][a-zA-Z]{{2,}})*{_POWER}))$"
 )
+_NAMES = r"[a-zA-Z]|\([a-zA-Z](?:\s*,\s*[a-zA-Z])+\)"  # of unknowns
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALED = re.compile(rf"([^‹›a-zA-Z]+)‹?\s*({'|'.join(_SCALES)})\b\s*›?(.*)")
 _UNIT_NAMES = {
@@ -107,6 +110,8 @@ def _same(reference: str, answer: str, seconds: float) -> bool:
         return True
     if all("," in value for value in values) and _brackets(values[0]) != _brackets(values[1]):
         return False
+    if any(_is_condition(value) for value in values) and not all("=" in value for value in values):
+        return False
     if any(re.search(r"\d\s+\d", value) for value in values):  # "1 2" is no number; a parser would multiply or add
         return False
     return _WORKER.same(*values, seconds)
@@ -123,6 +128,11 @@ def as_number(text: str) -> Fraction | None:
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", _plain(text))
     if _NUMBER.fullmatch(text):
         return Fraction(text)
+    if found := _REPEATING.fullmatch(text):
+        start, digits = found.groups()
+        places = len(start.partition(".")[2])
+        tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+        return Fraction(f"{start}0") + (-tail if start.startswith("-") else tail)
     found = _FRACTION.fullmatch(text)
     if not found:
         return None
@@ -162,7 +172,7 @@ def _plain(text: str, commas: str = "thousands") -> str:
     text = text.strip().replace("\u2212", "-").replace("\\$", "$").strip("$").strip()
     text = re.sub(r"^\\[(\[](.*)\\[)\]]$", r"\1", text, flags=re.DOTALL)
     text = re.sub(r"\\(?:displaystyle|textstyle|left|right|big|Big|bigg|Bigg)[lr]?(?![a-zA-Z])\s*\.?", "", text)
-    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace(r"\varnothing", r"\emptyset")
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree(?![a-zA-Z])", "°", text)
     text = _join_thousands(text, _TIGHT)
@@ -170,7 +180,7 @@ def _plain(text: str, commas: str = "thousands") -> str:
     if commas == "thousands" and not re.search(r"[(\[]|\\\{", text):
         text = _join_thousands(text, _LOOSE)
     text = re.sub(r"\s*,\s*", ", ", text)  # what is left separates: a parser must not join it either
-    return text.strip().rstrip(".").strip()
+    return re.sub(r"(?<!\\)\\$", "", text.strip().rstrip(".").strip()).strip()
 
 
 def _join_thousands(text: str, separator: str) -> str:
@@ -197,8 +207,12 @@ def _read(text: str) -> _Answer:
     text = re.sub(r"‹([^‹›]*)›", r"\\text{ \1 }", text).strip()
     if found := re.fullmatch(r"([\dA-Z]+)_\{?(\d+)\}?", text):
         return _Answer(words, False, found[1], unit=unit, base=found[2])
-    unknown = re.match(r"([a-zA-Z])\s*=", text) if text.count("=") == 1 else None
-    return _Answer(words, False, text, unit=unit, unknown=unknown[1] if unknown else "")
+    if text.count("=") == 1:
+        text = re.sub(r"^([^=]*[^=a-zA-Z\s])\s*=\s*([a-zA-Z])$", r"\2=\1", text)
+    unknown = re.match(rf"({_NAMES})\s*=(.*)$", text) if text.count("=") == 1 else None
+    if unknown and unknown[1].startswith("("):  # a pair of names says which value is whose; the values are the answer
+        text = unknown[2].strip()
+    return _Answer(words, False, text, unit=unit, unknown=unknown[1].replace(" ", "") if unknown else "")
 
 
 def _unit_name(words: str) -> str:
@@ -219,6 +233,17 @@ def _same_percent(wanted: _Answer, given: _Answer) -> bool:
     if wanted.percent:
         return answer in (reference, reference / 100)
     return answer == reference if abs(reference) > 1 else answer / 100 == reference
+
+
+def _is_condition(text: str) -> bool:
+    """Tell whether an equation sets no name to a value but relates some: its right side is no answer."""
+    left, equals, _ = text.partition("=")
+    left = re.sub(r"_\{[^{}]*\}|\([^()]*\)", "", left)
+    return (
+        bool(equals)
+        and not left.rstrip().endswith(("\\", "<", ">", "!"))
+        and bool(re.search(r"[-+*/^|]|\\(?:frac|sqrt|cdot|times)", left))
+    )
 
 
 def _brackets(text: str) -> str:

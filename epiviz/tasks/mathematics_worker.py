@@ -13,7 +13,7 @@ import sys
 from latex2sympy2_extended import NormalizationConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Set
+from sympy import Basic, Float, MatrixBase, Rational, Set
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanFunction
 
@@ -28,7 +28,15 @@ MEMORY = 4 << 30  # bytes of address space: a tower of powers must not take the 
 def read(text: str) -> list:
     """Return the readings of an expression, none if it is not LaTeX mathematics."""
     # The library's own time limit rests on SIGALRM; the time limit here is the parent's.
-    return parse(f"${text}$", extraction_config=EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None)
+    readings = parse(f"${text}$", extraction_config=EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None)
+    return [exact(reading) for reading in readings]
+
+
+def exact(value):
+    """Return an expression whose decimal numbers are fractions: as floats they would be equal once rounded."""
+    if not isinstance(value, Basic | MatrixBase):
+        return value
+    return value.replace(lambda part: isinstance(part, Float), lambda part: Rational(str(part)))
 
 
 def as_set(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from epiviz.tasks.problems import Problem
 OUTCOMES = ("error", "loop", "length", "empty", "garbage", "no answer", "correct", "wrong")
 UNGRADED = "ungraded"  # what takes the place of the last two where answers cannot be checked here: code
 
-LOOP_TOKENS, LOOP_REPEATS = 10, 5
-LOOP_LONGEST = 1024  # tokens of a stretch that repeats itself
 GARBAGE_NON_ASCII = 30  # more than so many of the last 100 characters
 GARBAGE_SHARE = 0.5  # more than this share of the last 200 characters is one of them
 
@@ -88,7 +87,7 @@ def judge(
         return Judgement(outcome, unfinished_answer=answer, unfinished_right=right)
     if is_empty(text):
         return Judgement("empty")
-    if is_garbage(text):
+    if is_garbage(text, code=problem.form == "code"):
         return Judgement("garbage")
     answer = answers.find_answer(problem, text, thinks)
     if not answer:
@@ -99,14 +98,13 @@ def judge(
 
 
 def ends_in_loop(tokens: Sequence[int], status: str = "length") -> bool:
-    """Tell whether a text never left a loop: at its end, at least 10 tokens repeat themselves at least 5 times.
+    """Tell whether a text never left a loop, as :func:`epiviz.decode.find_loop` finds one at its end.
 
     A loop that the text gets out of does not count: what came after it decides. A finished text may have a stop token
     after its loop.
     """
-    least = LOOP_TOKENS * LOOP_REPEATS
     ends = [tokens, tokens[:-1]] if status == "finished" else [tokens]
-    return any(find_loop(end, LOOP_LONGEST, LOOP_REPEATS, least) > 0 for end in ends)
+    return any(find_loop(end) > 0 for end in ends)
 
 
 def is_empty(text: str) -> bool:
@@ -114,17 +112,19 @@ def is_empty(text: str) -> bool:
     return not text.replace("<think>", "").replace(answers.THOUGHTS_END, "").strip()
 
 
-def is_garbage(text: str) -> bool:
+def is_garbage(text: str, code: bool = False) -> bool:
     """Tell whether the end of a text is no language: full of characters beyond ASCII, or mostly one character.
 
     The rule and its limits are those of VaSE's failure analysis, so a text that ends in Chinese is garbage too. One
-    character is looked for in texts of at least 20: ``7`` is an answer.
+    character is looked for in texts of at least 20: ``7`` is an answer. Space at the end says nothing; in code, which
+    is indented, none does.
 
     Examples
     --------
     >>> is_garbage("So the answer is 7." + "!" * 200), is_garbage("7777")
     (True, False)
     """
+    text = re.sub(r"\s", "", text) if code else text.rstrip()
     beyond_ascii = sum(not character.isascii() for character in text[-100:])
     if beyond_ascii > GARBAGE_NON_ASCII:
         return True

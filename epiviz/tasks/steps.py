@@ -221,12 +221,6 @@ def split_of(structure: str) -> str:
     return "unseen" if first < 256 * UNSEEN_SHARE else "train"
 
 
-def check_answer(problem: Problem, text: str) -> bool:
-    """Tell whether a generated text answers the problem: the first word after ``</think>`` decides."""
-    _, found, after = text.partition("</think>")
-    return bool(found) and after.split()[:1] == [problem.answer]
-
-
 def vocabulary() -> list[str]:
     """Return every word of prompts and solutions, in a fixed order."""
     digits = [str(digit) for digit in range(10)]

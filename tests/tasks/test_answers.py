@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from epiviz import tasks
-from epiviz.tasks import answers, mathematics, steps
+from epiviz.tasks import answers, mathematics
 from epiviz.tasks.mathematics import as_number, same_mathematics
 from epiviz.tasks.outcomes import OUTCOMES, ends_in_loop, is_empty, is_garbage, judge
 from epiviz.tasks.problems import Problem
@@ -60,6 +60,13 @@ RIGHT = [
     ("1500000", r"1.5\text{ million dollars}"),
     ("2516_8", "2516_{8}"),
     ("2516_8", "2516"),
+    (r"12\pi", r"12\pi\text{ square units}"),
+    (r"12\pi\text{ cm}", r"12\pi"),
+    ("4x", r"4x\text{ dollars}"),
+    ("18", r"18\ "),
+    (r"\frac13", r"0.\overline{3}"),
+    (r"-\frac{7}{30}", r"-0.2\overline{3}"),
+    (r"\emptyset", r"\varnothing"),
     # expressions
     (r"\frac{\sqrt 3}{3}", r"\frac{1}{\sqrt 3}"),
     (r"3\sqrt{13}", r"\sqrt{117}"),
@@ -67,6 +74,11 @@ RIGHT = [
     ("p-q", "-q+p"),
     ("9!", "362880"),
     ("x=5", "5"),
+    ("5", "5=x"),
+    ("5", "a_{n+1} = 5"),
+    ("2x+1", "f(x+1)=2x+1"),
+    ("x+y=6", "y+x=6"),
+    ("0.5x", r"\frac{x}{2}"),
     ("y=2x+1", "y = 1+2x"),
     # several values
     (r"\pm 2", "2,-2"),
@@ -81,6 +93,7 @@ RIGHT = [
     (r"x \in [-2,7]", "[-2,7]"),
     (r"(-\infty,0)\cup(1,\infty)", r"(1,\infty)\cup(-\infty,0)"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ("(1,2)", "(x,y)=(1,2)"),
     # words
     (r"\text{Evelyn}", "Evelyn"),
     (r"\text{even}", "Even"),
@@ -113,6 +126,10 @@ WRONG = [
     (r"\frac{2}{3}", "0.667"),
     ("1/3", "0.33"),
     ("3.14159", r"\pi"),
+    (r"\pi", "3.14159265358979"),
+    (r"\sqrt2", "1.414214"),
+    (r"\{\sqrt2\}", "1.414214"),
+    ("1/3", r"0.3\overline{4}"),
     # units and bases
     (r"5\text{ km}", r"5\text{ m}"),
     (r"12\text{ cm}^2", r"12\text{ cm}"),
@@ -122,6 +139,11 @@ WRONG = [
     ("5", "5 million"),
     ("2", r"2\text{ hundred}"),
     ("1", "1 half"),
+    ("6", "6 hundredths"),
+    ("6", r"6\text{ tenths}"),
+    ("30", "30 dozen"),
+    (r"12\pi\text{ cm}", r"12\pi\text{ m}"),
+    (r"12\pi", r"12\text{ pi or less}"),
     ("3", r"3\text{ squared}"),
     ("9", r"9\text{ or 8}"),
     ("7", r"7\text{ plus 3}"),
@@ -153,6 +175,10 @@ WRONG = [
     ("18", "18 - 1"),
     ("2^{10}", "2^{11}"),
     ("x=5", "y=5"),
+    ("6", "x+y=6"),
+    ("9", "x^2=9"),
+    ("(x,y)=(1,2)", "(y,x)=(1,2)"),
+    (r"\emptyset", "0"),
     (r"\text{even}", r"\text{odd}"),
     (r"\text{no}", r"\text{on}"),
     ("C", "D"),
@@ -233,6 +259,8 @@ FINAL = [
     ("t </think> \\boxed{\\frac{1}{\\sqrt{2}}}", "\\frac{1}{\\sqrt{2}}"),
     ("t </think> \\boxed{\\{1,2\\}}", "\\{1,2\\}"),
     ("t </think> \\boxed 7.", "7"),
+    ("t </think> {\\boxed 7}", "7"),
+    ("t </think> $\\boxed\\frac{6}{1}$.", "\\frac{6}{1}"),
     ("t </think> \\fbox{8}", "8"),
     ("the answer is \\boxed{5}", ""),  # no end of thoughts
     ("\\boxed{5} </think> The answer is above.", ""),  # only in the thoughts
@@ -270,6 +298,10 @@ def test_a_model_without_thoughts_answers_with_the_whole_text():
         ("\\text{B}", "B"),
         ("\\textbf{(B)}", "B"),
         ("B. Helium", "B"),
+        ("\\textrm{B}", "B"),
+        ("B\\ ", "B"),
+        ("Option B", "B"),
+        ("Answer: (B)", "B"),
         ("Helium", ""),
         ("", ""),
     ],
@@ -288,10 +320,11 @@ def test_mentions_are_of_candidates():
     assert judge(problem, "It is 48210.", "finished", thinks=False).outcome == "no answer"
 
 
-def test_words_agree_with_the_task_that_uses_them():
+def test_a_word_is_the_first_after_the_thoughts():
     (problem,) = tasks.load("steps", n=1, seed=1)
-    for text in (problem.solution, problem.solution + " and more", "x </think> 11", "no end", "x </think>"):
-        assert judge(problem, text, "finished").correct == steps.check_answer(problem, text)
+    for text, answer in (("x </think> 11", "11"), ("no end", ""), ("x </think>", ""), ("</think> a b", "a")):
+        assert answers.find_answer(problem, text) == answer
+    assert judge(problem, problem.solution + " and more", "finished").correct
 
 
 def test_code_is_found_but_not_judged():
@@ -355,6 +388,9 @@ def test_garbage_and_emptiness():
     assert is_garbage("漢" * 31) and not is_garbage("漢" * 30 + "abcde" * 10)
     assert is_garbage("ab" * 100 + "a" * 120) and not is_garbage("ab" * 100)
     assert not is_garbage("7777777") and not is_garbage("漢" * 40 + " so the answer is 5. It was checked twice. " * 3)
+    assert not is_garbage("\\boxed{5}" + "\n" * 150)
+    deep = "for x in y:\n" + "\n".join(" " * 20 + name for name in ("alpha()", "beta()", "gamma()", "delta()"))
+    assert is_garbage(deep) and not is_garbage(deep, code=True)
     assert is_empty("") and is_empty("\n </think> ") and not is_empty("5")
 
 

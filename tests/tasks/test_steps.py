@@ -8,6 +8,7 @@ import pytest
 
 from epiviz import tasks
 from epiviz.tasks import steps
+from epiviz.tasks.outcomes import judge
 from epiviz.tasks.words import word_tokenizer
 from epiviz.text import token_spans
 
@@ -41,7 +42,7 @@ def test_answers_are_those_of_the_program(kind, statements):
         assert problem.answer == str(expected)
         assert executed == statements
         assert problem.solution.endswith(f"</think> {expected}")
-        assert steps.check_answer(problem, problem.solution)
+        assert judge(problem, problem.solution, "finished").correct
 
 
 @pytest.mark.parametrize("kind, statements", SIZES)
@@ -170,7 +171,7 @@ def test_bad_options_are_named():
     [("L1 </think> 4", True), ("</think> 4 and more", True), ("</think> 5", False), ("4", False), ("</think>", False)],
 )
 def test_the_first_word_after_the_thoughts_is_the_answer(text, right):
-    assert steps.check_answer(tasks.Problem("p", "a=4 ask a + a", "4"), text) is right
+    assert judge(tasks.Problem("p", "a=4 ask a + a", "4"), text, "finished").correct is right
 
 
 @pytest.fixture(scope="module")
