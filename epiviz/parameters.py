@@ -6,7 +6,6 @@ papermill accepts any name and any type and only logs a warning; here both are e
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 import os
 import re
@@ -18,6 +17,8 @@ from typing import Any
 import nbformat
 import papermill
 import yaml
+
+from epiviz.choices import nearest
 
 NAMES = (
     "model",
@@ -183,13 +184,6 @@ def at_least_one(options: object, *names: str) -> None:
     for name in names:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ParameterError(f"{name} must be at least 1, got {value}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a phrase for an error message: the nearest known name, and all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"known: {', '.join(known) or 'none'}"
 
 
 def _read_profile(folder: Path, profile: str) -> dict[str, dict[str, Any]]:

@@ -11,9 +11,10 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Protocol
 
+from epiviz.choices import nearest
 from epiviz.jobs import Job
 from epiviz.manifest import Manifest
-from epiviz.parameters import ParameterError, convert, nearest
+from epiviz.parameters import ParameterError, convert
 
 _HOME = {
     "local": ("epiviz.executors.local", "LocalExecutor"),

@@ -8,12 +8,11 @@ file beside this one. Methods that evict nothing but restrict what a query atten
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from epiviz.choices import nearest
 from epiviz.retention import Reason
 
 if TYPE_CHECKING:
@@ -394,9 +394,7 @@ def get(policy: str | Policy, /, **parameters) -> Policy:
     if isinstance(policy, str) and policy.partition(":")[0].endswith(".py"):
         policy = _load_file(*policy.partition(":")[::2])
     if policy not in _REGISTRY:
-        near = difflib.get_close_matches(str(policy), _REGISTRY, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-        raise UnknownPolicyError(f"unknown policy {policy!r}{hint} Known policies: {', '.join(names())}")
+        raise UnknownPolicyError(f"unknown policy {policy!r}; {nearest(str(policy), _REGISTRY, 'known policies', 3)}")
     factory = _REGISTRY[policy]
     reject_unknown(policy, parameters, parameter_names(factory))
     return factory(**parameters)
@@ -436,16 +434,8 @@ def parameter_names(factory: Callable) -> list[str]:
     return list(inspect.signature(factory).parameters)
 
 
-def reject_unknown(policy: str, parameters: Mapping, known: list[str]) -> None:
+def reject_unknown(policy: str, parameters: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError if a policy, here by its printed name, has not all of these parameters."""
     for name in parameters:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            listed = ", ".join(known) or "none"
-            raise TypeError(f"policy {policy!r} has no parameter {name!r}{hint} Its parameters: {listed}")
-
-
-def check_choice(name: str, value: str, choices) -> None:
-    """Raise ValueError if a parameter is none of its choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            raise TypeError(f"policy {policy!r} has no parameter {name!r}; {nearest(name, known, 'its parameters')}")

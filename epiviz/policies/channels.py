@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
+from epiviz.choices import check_choice
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
 from epiviz.policies.lagkv import lag_spread
 
 SCOPES = {"global": (0, 2), "layer": (2,), "head": ()}  # axes of [layers, rows, kv_heads, q] that are averaged

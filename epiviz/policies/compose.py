@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import Policy, Ranking, Slots, check_choice, reject_unknown
+from epiviz.choices import check_choice
+from epiviz.policies.base import Policy, Ranking, Slots, reject_unknown
 from epiviz.policies.order import remember_order
 from epiviz.retention import Reason
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
+from epiviz.choices import check_choice
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
 from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.h2o import H2O
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, check_choice, register
+from epiviz.choices import check_choice
+from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
 from epiviz.policies.channels import SCOPES
 from epiviz.signals import SCORE_DTYPES
 
@@ -43,8 +44,7 @@ class H2O(Policy):
     score_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.accumulate not in ("sum", "mean", "decay"):
-            raise ValueError(f"accumulate must be 'sum', 'mean' or 'decay', got {self.accumulate!r}")
+        check_choice("accumulate", self.accumulate, ("sum", "mean", "decay"))
         check_choice("scope", self.scope, SCOPES)
         check_choice("score_dtype", self.score_dtype, SCORE_DTYPES)
         if not 0 < self.decay < 1:

@@ -14,12 +14,12 @@ prompt longer than the budget is cut right after the prefill, where both codes w
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
+from epiviz.choices import nearest
 from epiviz.policies.base import Budget, BudgetError, Policy, UnknownPolicyError, label, parameter_names, reject_unknown
 from epiviz.policies.channels import EpiKVLag, EpiKVLagKey, KeyVariance, ValueVariance
 from epiviz.policies.compose import Wrapper
@@ -122,9 +122,7 @@ def paper_harness(name: str, total: int, **parameters) -> Preset:
         A parameter is unknown.
     """
     if name not in _PRESETS:
-        near = difflib.get_close_matches(str(name), _PRESETS, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-        raise UnknownPolicyError(f"unknown preset {name!r}{hint} Known presets: {', '.join(sorted(_PRESETS))}")
+        raise UnknownPolicyError(f"unknown preset {name!r}; {nearest(str(name), _PRESETS, 'known presets', 3)}")
     try:
         total = operator.index(total)
     except TypeError as error:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from epiviz.attention import attention_rows
-from epiviz.policies.base import Needs, Policy, Ranking, Slots, check_choice, register
+from epiviz.choices import check_choice
+from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
 from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.h2o import group_mean
 from epiviz.signals import at_least_float32

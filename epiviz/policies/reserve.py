@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from epiviz import signals
-from epiviz.policies.base import BudgetError, Ranking, Slots, check_choice
+from epiviz.choices import check_choice
+from epiviz.policies.base import BudgetError, Ranking, Slots
 from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.compose import Wrapper, listed
 from epiviz.policies.order import largest, remember_order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from epiviz.choices import check_choice
 from epiviz.policies.base import BudgetError, Policy, Ranking, Slots, register
 from epiviz.retention import Reason
 
@@ -56,8 +57,7 @@ class Random(Policy):
     scope: str = "head"
 
     def __post_init__(self) -> None:
-        if self.scope not in ("head", "global"):
-            raise ValueError(f"scope must be 'head' or 'global', got {self.scope!r}")
+        check_choice("scope", self.scope, ("head", "global"))
 
     def rank(self, slots: Slots, state, draws) -> Ranking:
         # With the global scope the kept sets of all heads are equal, so one head's positions stand for all.

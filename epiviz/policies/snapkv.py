@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from epiviz.attention import attention_rows
-from epiviz.policies.base import Needs, Policy, Ranking, Slots, check_choice, register
+from epiviz.choices import check_choice
+from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
 from epiviz.policies.order import PLACE, laid_down, remember_order
 from epiviz.signals import SCORE_DTYPES, at_least_float32, in_score_dtype
 

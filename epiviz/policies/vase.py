@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from epiviz.choices import check_choice
 from epiviz.draws import LOT, Draws
-from epiviz.policies.base import Policy, Ranking, Slots, check_choice, label, register
+from epiviz.policies.base import Policy, Ranking, Slots, label, register
 from epiviz.policies.channels import average
 from epiviz.policies.compose import Sample
 from epiviz.policies.reserve import ReserveValues

@@ -6,7 +6,6 @@ Python hears of it when the control is released.
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ import anywidget
 import numpy as np
 import traitlets as t
 
+from epiviz.choices import nearest
 from epiviz.widgets import fallback, page
 from epiviz.widgets.build import build, is_trace, replays_of
 from epiviz.widgets.data import BADGES, MAX_COLUMNS, STATIC, THRESHOLDS, ReaderData, Scope, Story, event_indices
@@ -412,6 +412,4 @@ def _refuse_unknown(view: str, controls: dict) -> None:
     known = (*CONTROLS, *KEYWORDS)
     for name in controls:
         if name not in known:
-            close = difflib.get_close_matches(name, (*known, "runs"), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-            raise TypeError(f"{view} got an unknown keyword {name!r}; {hint}")
+            raise TypeError(f"{view} got an unknown keyword {name!r}; {nearest(name, (*known, 'runs'))}")

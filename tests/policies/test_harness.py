@@ -415,7 +415,7 @@ def test_parameters_of_a_preset_are_printed():
 def test_bad_presets_say_what_to_do():
     with pytest.raises(ev.UnknownPolicyError, match="unknown preset 'vase-atnv'; did you mean 'vase-attnv'"):
         paper_harness("vase-atnv", 512)
-    with pytest.raises(ev.UnknownPolicyError, match="Known presets: curdkv, epikv"):
+    with pytest.raises(ev.UnknownPolicyError, match="known presets: curdkv, epikv"):
         paper_harness("", 512)
     with pytest.raises(ev.BudgetError, match="multiple of 64 slots, got 500; the next is 512"):
         paper_harness("snapkv", 500)
