@@ -1,4 +1,7 @@
-"""Eviction policies, one file per method family. ``names()`` lists them, ``get(name, **parameters)`` makes one."""
+"""Eviction policies, one file per method family. ``names()`` lists them, ``get(name, **parameters)`` makes one.
+
+``base`` is the contract; what several families share is in ``order``, ``scoring`` and ``compose``.
+"""
 
 from epiviz.policies.base import (
     Budget,
@@ -19,7 +22,7 @@ from epiviz.policies.channels import EpiKVLag, EpiKVLagKey, KeyVariance, ValueVa
 from epiviz.policies.compose import Sample
 from epiviz.policies.epikv import EpiKV, EpiKVAttention, EpiKVBand, EpiKVMean
 from epiviz.policies.h2o import H2O
-from epiviz.policies.harness import Preset, paper_harness
+from epiviz.policies.harness import Preset, paper_harness, presets
 from epiviz.policies.keys import KeyDiff, KNorm
 from epiviz.policies.lagkv import LagKV, LagKVRatio
 from epiviz.policies.lastrow import TOVA, LongFlow
@@ -88,6 +91,7 @@ __all__ = [
     "get",
     "names",
     "paper_harness",
+    "presets",
     "register",
     "vase_attnv",
 ]

@@ -10,13 +10,7 @@ from epiviz import signals
 from epiviz.choices import check_choice
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
 from epiviz.policies.lagkv import lag_spread
-
-SCOPES = {"global": (0, 2), "layer": (2,), "head": ()}  # axes of [layers, rows, kv_heads, q] that are averaged
-
-
-def average(x: torch.Tensor, scope: str) -> torch.Tensor:
-    """Average ``[layers, rows, kv_heads, …]`` over what the scope shares; the axes stay, with length 1."""
-    return x.mean(dim=SCOPES[scope], keepdim=True) if SCOPES[scope] else x
+from epiviz.policies.scoring import SCOPES, average
 
 
 @dataclass(frozen=True)

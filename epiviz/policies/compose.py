@@ -13,6 +13,7 @@ from epiviz import signals
 from epiviz.choices import check_choice
 from epiviz.policies.base import Policy, Ranking, Slots, reject_unknown
 from epiviz.policies.order import remember_order
+from epiviz.policies.scoring import standardise
 from epiviz.retention import Reason
 
 
@@ -155,14 +156,3 @@ class Sample(Wrapper):
 
     def select(self, query, blocks, draws) -> torch.Tensor:
         return blocks.take(self.weigh(query, blocks, draws))
-
-
-def standardise(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Return scores minus mean, over sd, of each head's candidates; constant scores give 0, infinite ones stay."""
-    finite = candidates & scores.isfinite()
-    count = finite.sum(-1, keepdim=True).clamp(min=1)
-    clean = torch.where(finite, scores, 0.0)
-    mean = clean.sum(-1, keepdim=True) / count
-    variance = torch.where(finite, (clean - mean).square(), 0.0).sum(-1, keepdim=True) / count
-    z = (scores - mean) / variance.sqrt().clamp(min=1e-12)
-    return torch.where(scores.isfinite(), z, scores)

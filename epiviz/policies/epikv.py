@@ -13,8 +13,8 @@ import torch
 from epiviz import signals
 from epiviz.choices import check_choice
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
-from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.h2o import H2O
+from epiviz.policies.scoring import SCOPES, average
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from epiviz.choices import check_choice
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
-from epiviz.policies.channels import SCOPES
+from epiviz.policies.scoring import SCOPES, attention_received
 from epiviz.signals import SCORE_DTYPES
 
 
@@ -76,32 +75,3 @@ class H2O(Policy):
     def rank(self, slots: Slots, state, draws) -> Ranking:
         mass = slots.tracks["mass"]
         return Ranking(mass / (slots.seen - slots.positions) if self.accumulate == "mean" else mass)
-
-
-def attention_received(new: New, layers: int, kv_heads: int, scope: str) -> Iterator[tuple]:
-    """Yield the attention that slots get from the new queries, ``[rows, kv_heads or 1, q, n]``, behind its layers.
-
-    Per head: summed over a KV head's query heads, one layer at a time. Per layer: averaged over its heads. Global:
-    averaged over all heads and layers, once.
-    """
-    total = 0.0
-    for layer in range(layers):
-        rows = new.rows(layer)
-        if scope == "head":
-            yield layer, group_sum(rows, kv_heads)
-        elif scope == "layer":
-            yield layer, rows.mean(1, keepdim=True)
-        else:
-            total = total + rows.mean(1, keepdim=True)
-    if scope == "global":
-        yield slice(None), total / layers
-
-
-def group_sum(rows: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Sum attention rows ``[rows, heads, …]`` over the query heads of each KV head."""
-    return rows.unflatten(1, (kv_heads, -1)).sum(2)
-
-
-def group_mean(rows: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Average attention rows ``[rows, heads, …]`` over the query heads of each KV head."""
-    return rows.unflatten(1, (kv_heads, -1)).mean(2)

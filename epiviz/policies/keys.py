@@ -8,7 +8,7 @@ import torch
 
 from epiviz import signals
 from epiviz.policies.base import Policy, Ranking, Slots, register
-from epiviz.policies.rkv import unit_keys
+from epiviz.policies.scoring import unit_keys
 
 
 @register("keydiff")

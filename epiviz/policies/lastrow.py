@@ -6,18 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from epiviz.attention import attention_rows
 from epiviz.choices import check_choice
 from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
-from epiviz.policies.channels import SCOPES, average
-from epiviz.policies.h2o import group_mean
+from epiviz.policies.scoring import SCOPES, average, current_row, group_mean
 from epiviz.signals import at_least_float32
-
-
-def current_row(slots: Slots, layer: int) -> torch.Tensor:
-    """Return the newest query's attention over all slots of a layer, ``[rows, heads, n]``."""
-    visible = torch.ones((), dtype=torch.bool, device=slots.keys.device).expand(1, 1, 1, slots.n)
-    return attention_rows(slots.queries[layer], slots.keys[layer], visible)[:, :, 0]
 
 
 @register("tova")

@@ -8,8 +8,7 @@ import torch
 
 from epiviz.choices import check_choice
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
-from epiviz.policies.channels import SCOPES
-from epiviz.policies.h2o import attention_received
+from epiviz.policies.scoring import SCOPES, attention_received
 from epiviz.signals import SCORE_DTYPES, in_score_dtype
 
 

@@ -9,9 +9,9 @@ import torch
 from epiviz import signals
 from epiviz.choices import check_choice
 from epiviz.policies.base import BudgetError, Ranking, Slots
-from epiviz.policies.channels import SCOPES, average
 from epiviz.policies.compose import Wrapper, listed
 from epiviz.policies.order import largest, remember_order
+from epiviz.policies.scoring import SCOPES, average
 from epiviz.retention import Reason
 
 STATISTICS = {

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from epiviz.policies.base import Needs, Policy, Ranking, Slots, register
-from epiviz.policies.compose import standardise
 from epiviz.policies.order import remember_order
+from epiviz.policies.scoring import standardise, unit_keys
 from epiviz.policies.snapkv import SnapKV
 from epiviz.signals import at_least_float32, in_score_dtype
 
@@ -115,12 +115,6 @@ class RKVSimple(Policy):
     def _redundancy(self, keys: torch.Tensor) -> torch.Tensor:
         cosine = in_score_dtype(mean_cosine(in_score_dtype(keys, self.score_dtype)), self.score_dtype)
         return in_score_dtype(at_least_float32(cosine).softmax(-1), self.score_dtype)
-
-
-def unit_keys(keys: torch.Tensor) -> torch.Tensor:
-    """Return keys scaled to length 1, at least float32."""
-    keys = at_least_float32(keys)
-    return keys / (torch.linalg.vector_norm(keys, dim=-1, keepdim=True) + 1e-8)
 
 
 def mean_cosine(keys: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ import torch
 from epiviz import signals
 from epiviz.policies.base import Needs, New, Policy, Ranking, Slots, State, register
 from epiviz.policies.epikv import EpiKV
-from epiviz.policies.lastrow import current_row
 from epiviz.policies.order import rank_from_top
+from epiviz.policies.scoring import current_row
 
 
 @dataclass(frozen=True)

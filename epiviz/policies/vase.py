@@ -10,9 +10,9 @@ import torch
 from epiviz.choices import check_choice
 from epiviz.draws import LOT, Draws
 from epiviz.policies.base import Policy, Ranking, Slots, label, register
-from epiviz.policies.channels import average
 from epiviz.policies.compose import Sample
 from epiviz.policies.reserve import ReserveValues
+from epiviz.policies.scoring import average
 from epiviz.policies.simple import Random
 from epiviz.policies.snapkv import SnapKV
 from epiviz.retention import Reason

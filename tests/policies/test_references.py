@@ -14,8 +14,8 @@ from stepper import Stepper
 from epiviz import policies
 from epiviz.cache import choose
 from epiviz.policies import Budget, ReserveValues, Sample, Slots
-from epiviz.policies.compose import standardise
 from epiviz.policies.order import largest
+from epiviz.policies.scoring import standardise
 from epiviz.retention import Reason
 
 LAYERS, ROWS, HEADS, KV, N, SIZE, WINDOW = 2, 2, 4, 2, 23, 5, 6
