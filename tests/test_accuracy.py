@@ -184,7 +184,9 @@ def test_every_accuracy_panel_has_the_full_cache_and_the_protected_control():
     table = frames.accuracy(FRAME)
     ax = plots.accuracy(table, ["epikv"])
     assert {"full cache", "random", "random, prompt protected", "epikv"} <= set(labels(ax))
-    assert title(ax) == ("At 2 budgets, prompt not protected, epikv solves 95%, random 70%, the full cache 95%")
+    assert title(ax) == (
+        "On average over 2 budgets, prompt not protected, epikv solves 95%, random 70%, the full cache 95%"
+    )
     protected = plots.accuracy(table, protect_prompt=True)
     assert {"full cache", "random, prompt protected"} <= set(labels(protected))
     with pytest.raises(ValueError, match="protect_prompt=True"):
@@ -195,18 +197,23 @@ def test_over_budgets_a_problem_is_one_cluster_and_only_common_budgets_count():
     more = pd.concat([FRAME, texts("knorm", 64, NONE), texts("knorm", 128, ALL)])
     more = more[(more["policy"] != "streaming") & ~((more["policy"] == "random") & (more["seed"] == 1))]
     lonely = pd.concat([more, texts("epikv", 256, ALL)])  # the others were not run at 256
-    table = frames.accuracy_over_budgets(lonely)
+    table = frames.accuracy_over_budgets(lonely[lonely["protect_prompt"] != True])  # noqa: E712
     found = row(table, "epikv", None)
+    assert table.attrs["budgets"] == [64, 128]
     assert (found["n"], found["problems"], found["accuracy"]) == (40, 20, 0.95)
     expected = ev.stats.accuracy([1] * 18 + [0] * 2 + ALL, [*range(20), *range(20)])
     assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
-    assert row(table, "random", None, protect=True)["accuracy"] == 0.8
-    assert row(table, "full", None)["n"] == 20
+    both = frames.accuracy_over_budgets(lonely)
+    assert both.attrs["budgets"] == [64], "random was not run at 128 with a protected prompt"
+    assert row(both, "random", None, protect=True)["accuracy"] == 0.8 and row(both, "epikv", None)["n"] == 20
+    assert row(both, "full", None)["n"] == 20
+    with pytest.raises(ValueError, match="no budget was run by all of epikv, random"):
+        frames.accuracy_over_budgets(pd.concat([texts("random", 64, ALL), texts("epikv", 128, ALL)]))
 
 
 def test_paired_differences_say_how_many_stand():
     ax = plots.paired_accuracy(frames.paired_accuracy(FRAME))
-    assert title(ax).startswith("1 of 2 policies solve more than random at 64 slots, 1 fewer")
+    assert title(ax).startswith("1 of 2 policies solve clearly more than random at 64 slots, 1 fewer")
     with pytest.raises(ValueError, match="budget 32; there are"):
         plots.paired_accuracy(frames.paired_accuracy(FRAME), budget=32)
 

@@ -93,7 +93,7 @@ def test_the_titles_tell_the_findings():
     assert {text.get_text() for text in ax.get_legend().get_texts()} == {"random", "good", "odd"}
     ax = plots.against_control(table)
     title = ax.get_title("left").replace("\n", " ")
-    assert title.startswith("1 of 2 policies cost less than random at 25% of the text, 1 at 50%")
+    assert title.startswith("1 of 2 policies cost clearly less than random at 25% of the text, 1 at 50%")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["good", "odd"]
     marked = [text.get_text() for text in ax.texts if "•" in text.get_text()]
     assert len(marked) == 2 and all(text.startswith("−") or text.startswith("-") for text in marked)
@@ -106,7 +106,10 @@ def test_differences_are_paired_and_marked():
     ax = plots.differences(table)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["odd", "good"]
     title = ax.get_title("left").replace("\n", " ")
-    assert title.startswith("At 25% of the text 1 of 2 policies cost less than random") and "lowest good, −0.2" in title
+    assert (
+        title.startswith("At 25% of the text 1 of 2 policies cost clearly less than random")
+        and "lowest good, −0.2" in title
+    )
     assert [text.xy[1] for text in ax.texts if text.get_text() == "•"] == [1]  # good is clear of random, odd is not
     good = table.query("policy == 'good' and share == 0.25").iloc[0]
     ends = ax.collections[1].get_segments()[0][:, 0]

@@ -78,15 +78,31 @@ def accuracy(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
 
 
 def accuracy_over_budgets(frame: pd.DataFrame, level: float = stats.LEVEL) -> pd.DataFrame:
-    """Return the accuracy of each policy over all budgets together, as :func:`accuracy` with ``budget`` NaN.
+    """Return the accuracy of each policy over several budgets together, as :func:`accuracy` with ``budget`` NaN.
 
-    Budgets that not every policy was run under do not count. A problem's texts under all budgets are one cluster.
+    Only budgets count that every policy was run under, with a protected prompt and without if there are both. A
+    problem's texts under all budgets are one cluster.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Its ``attrs["budgets"]`` tells them.
+
+    Raises
+    ------
+    ValueError
+        There is no such budget.
     """
     limited = frame[frame["budget"].notna()]
-    policies = limited.groupby(LIMIT, dropna=False)["policy"].transform("nunique")
-    most = policies.groupby(limited["protect_prompt"]).transform("max")
-    whole = pd.concat([frame[frame["budget"].isna()], limited[policies == most]])
-    return accuracy(whole.assign(budget=np.nan, sample=range(len(whole))), level)  # as if samples of the problem
+    under = limited.groupby(["protect_prompt", "policy"])["budget"].unique()
+    common = sorted(set.intersection(*map(set, under))) if len(under) else []
+    if not common:
+        raise ValueError(f"no budget was run by all of {', '.join(sorted(set(limited['policy']))) or 'no policy'}")
+    whole = pd.concat([frame[frame["budget"].isna()], limited[limited["budget"].isin(common)]])
+    # as if they were samples of the problem
+    table = accuracy(whole.assign(budget=np.nan, sample=range(len(whole))), level)
+    table.attrs["budgets"] = common
+    return table
 
 
 def paired_accuracy(frame: pd.DataFrame, control: str = "random", level: float = stats.LEVEL) -> pd.DataFrame:

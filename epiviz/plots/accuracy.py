@@ -103,8 +103,9 @@ def accuracy(
     ax.legend(fontsize=7.5, frameon=False, ncols=2, loc="best")
     title = f"Accuracy, prompt {'protected' if protect_prompt else 'not protected'}"
     if ranked:
-        where = _limit(wide.columns[0]) if len(wide.columns) == 1 else f"{len(wide.columns)} budgets"
-        title = f"At {where}, prompt {'' if protect_prompt else 'not '}protected, {ranked[0]} "
+        many = len(wide.columns) > 1
+        where = f"On average over {len(wide.columns)} budgets" if many else f"At {_limit(wide.columns[0])}"
+        title = f"{where}, prompt {'' if protect_prompt else 'not '}protected, {ranked[0]} "
         title += f"solves {means[ranked[0]]:.0%}"
         if control in means:
             title += f", {control} {means[control]:.0%}"
@@ -139,7 +140,7 @@ def paired_accuracy(
     standing = mark_clear(ax, rows)
     ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:+.0f}".replace("-", "−"))
     above, below = (standing & (rows["difference"] > 0)).sum(), (standing & (rows["difference"] < 0)).sum()
-    title = f"{above} of {len(rows)} policies solve more than {control} at {_limit(rows['budget'][0])}, {below} fewer "
+    title = f"{above} of {len(rows)} policies solve clearly more than {control} at {_limit(rows['budget'][0])}, {below} fewer "
     compared = rows["compared"].iloc[0]
     title += f"(• p < {ALPHA:g} after Holm over {compared} comparisons)"
     label = f"accuracy minus that of {control} (points), paired over {_range(rows['n'])} problems, 95% bootstrap"
@@ -220,7 +221,9 @@ def evicted_accuracy(
     ax.legend(fontsize=7.5, frameon=False, loc="lower right")
     gap = (rows["accuracy"] - rows["accuracy_evicted"]).max()
     found = "no text evicted anything"
-    if np.isfinite(gap):
+    if (rows["evicted"] == 1).all():
+        found = "every text evicted something: accuracy is not a matter of short texts"
+    elif np.isfinite(gap):
         found = f"texts that never evict raise a policy's accuracy by up to {100 * gap:.0f} points"
     title = f"At {_limit(rows['budget'][0])}, {found}"
     return dress(ax, title, f"accuracy of the texts that evicted ({_sizes(rows)}), 95% intervals", "")

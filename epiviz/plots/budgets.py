@@ -110,7 +110,7 @@ def against_control(table: pd.DataFrame, control: str = "random", ax: Axes | Non
     below = (standing & (wide < 0)).sum()
     share = wide.columns[0]
     n = int(table["n"].max())
-    title = f"{below[share]} of {len(wide)} policies cost less than {control} at {share:.0%} of the text"
+    title = f"{below[share]} of {len(wide)} policies cost clearly less than {control} at {share:.0%} of the text"
     if wide.shape[1] > 1:
         title += f", {below[wide.columns[-1]]} at {wide.columns[-1]:.0%}"
     title += f" (• p < {ALPHA:g} after Holm, paired over {n} trace{'s' * (n > 1)})"
@@ -157,7 +157,7 @@ def differences(
     n = int(rows["n"].max())
     best = rows.iloc[-1]
     better = int((standing & (rows["difference"] < 0)).sum())
-    title = f"At {share:.0%} of the text {better} of {len(rows)} policies cost less than {control} "
+    title = f"At {share:.0%} of the text {better} of {len(rows)} policies cost clearly less than {control} "
     title += f"(• p < {ALPHA:g} after Holm); lowest {best['policy']}, {signed(best['difference'])}"
     unit = f"−log p minus that of {control} (nats per token)\npaired over {n} traces, 95% t interval"
     return dress(ax, title, unit, "", width=46)

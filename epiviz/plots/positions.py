@@ -51,7 +51,9 @@ def position_modes(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     if frozen in mean.index and kept in mean.index:
         when = every.get(least, f"every {least}")
         title = f"Evicting {when}, frozen positions cost {signed(mean[frozen])} nats per token (absolute: "
-        title += f"{signed(mean[kept])}); the policies lie {apart[frozen]:.2f} apart (absolute: {apart[kept]:.2f})"
+        title += (
+            f"{signed(mean[kept])}); the policies' means lie {apart[frozen]:.2f} apart (absolute: {apart[kept]:.2f})"
+        )
     n = int(table["n"].max())
     return dress(ax, title, "position of a new token, and when evictions happen",
                  f"−log p above the full cache\n(nats per token; {n} traces, 95% t)")  # fmt: skip
