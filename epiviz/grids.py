@@ -8,9 +8,10 @@ and its parameters, the budget, the seed, this package's own code), so that a se
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -116,6 +117,7 @@ def replay_grid(
     ----------
     model : Model
     trace : Trace or sequence of Trace
+        Each once; different ones of the same name get the beginning of their fingerprint behind it.
     policies : iterable of str or Policy
         ``full`` needs no budget and is one cell per trace and seed.
     budgets : iterable of int or Budget
@@ -142,7 +144,7 @@ def replay_grid(
     """
     folder = Path(cache) if cache is not None else cache_directory() / "replays"
     folder.mkdir(parents=True, exist_ok=True)
-    traces = [trace] if isinstance(trace, Trace) else list(trace)
+    traces = _apart([trace] if isinstance(trace, Trace) else trace)
     weights, cells = model.fingerprint(), []
     for each, (policy, budget, seed) in product(traces, kept.combinations(policies, budgets, seeds)):
         each.check_model(model)
@@ -153,6 +155,16 @@ def replay_grid(
         raise ValueError("an empty grid: give at least one trace, policy, budget and seed")
     _compute(model, cells, progress)
     return ReplayGrid(tuple(cells))
+
+
+def _apart(traces: Iterable[Trace]) -> list[Trace]:
+    """Return the traces, each once; different ones of one name get a part of their fingerprint into it."""
+    once = list({trace.fingerprint: trace for trace in traces}.values())
+    names = Counter(trace.name for trace in once)
+    return [
+        trace if names[trace.name] == 1 else replace(trace, name=f"{trace.name} · {trace.fingerprint[:6]}")
+        for trace in once
+    ]
 
 
 def _check(model: Model, trace: Trace, job: Job) -> None:

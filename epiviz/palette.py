@@ -105,8 +105,8 @@ def dress(ax: Axes, title: str, x: str, y: str, width: int = TITLE_WIDTH) -> Axe
 def note(ax: Axes, text: str, at: tuple, shift: tuple = (0, 0), on_edge: bool = False, **look) -> None:
     """Write a small text at a point, moved by ``shift`` points; ``on_edge``: the height is a share of the axes."""
     coordinates = ("data", "axes fraction") if on_edge else "data"
-    look = {"fontsize": 7.5, "color": GREY} | look
-    ax.annotate(text, at, xycoords=coordinates, xytext=shift, textcoords="offset points", **look)
+    look = {"xycoords": coordinates, "fontsize": 7.5, "color": GREY} | look
+    ax.annotate(text, at, xytext=shift, textcoords="offset points", **look)
 
 
 def name_part(ax: Axes, part: str) -> Axes:

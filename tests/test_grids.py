@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -64,6 +64,18 @@ def test_a_grid_is_what_its_replays_are(tmp_path, computed):
     del computed[:]
     again = ev.replay_grid(model, trace, **GRID, cache=tmp_path, progress=False)
     assert computed == [] and again.frame.equals(grid.frame)
+
+
+def test_traces_of_one_name_stay_apart(tmp_path):
+    first, second = recorded(1), replace(recorded(2), name=recorded(1).name)
+    grid = ev.replay_grid(
+        tiny_model("qwen3"), [first, second, first], ["random"], BUDGETS[:1], cache=tmp_path, progress=False
+    )
+    names = [f"{first.name} · {each.fingerprint[:6]}" for each in (first, second)]
+    assert grid.frame["trace"].tolist() == names
+    assert ev.frames.budget_curves(grid.frame)["n"].tolist() == [2]
+    (replay,) = grid.select(trace=names[1])
+    assert replay.trace.fingerprint == second.fingerprint
 
 
 def test_a_cell_is_known_by_its_content(tmp_path, computed):

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from histories import simulate
+from tiny import random_prompt, tiny_model
 
+import epiviz as ev
 from epiviz import frames, lifetimes, plots, stats
-from epiviz.diversity import MEASURES, Diversity
+from epiviz.diversity import MEASURES, Diversity, DiversityRecorder
 from epiviz.inclusion import inclusion
 from epiviz.policies.base import Budget
 from epiviz.retention import Retention
@@ -153,6 +156,24 @@ def test_diversity_is_one_row_for_each_head_and_event():
     assert "0.255 under random, from 0.355 (epikv)" in title(plots.diversity(frame))
     with pytest.raises(ValueError, match="no policy 'snapkv' to compare with, only random, epikv"):
         plots.diversity(frame, control="snapkv")
+
+
+@pytest.mark.parametrize("read, total", [(60, 90), (45, 40)])
+def test_where_nothing_was_evicted_the_figures_say_so(read, total):
+    """A roomy budget, and one that is cut at the last token, after which no query comes."""
+    model = tiny_model("qwen3")
+    trace = ev.record(model, random_prompt(12), tokens=random_prompt(read, 3), progress=False)
+    budget, recorder = ev.Budget(total, sinks=2, recent=8, buffer=16), DiversityRecorder()
+    names = ["random", "snapkv"]
+    replays = [ev.replay(model, trace, name, budget, on_event=recorder, progress=False) for name in names]
+    recalled = ev.attention_recall(model, trace, replays, progress=False)
+    ax = plots.recall(frames.recall(replays, recalled))
+    assert title(ax) == "Attention that is still held: nothing was evicted"
+    if total == 90:
+        assert "nothing was evicted" in title(plots.survival(frames.survival(replays)))
+        assert "nothing was evicted" in title(plots.diversity(frames.diversity({"random": recorder.result()})))
+    only = pd.DataFrame([{"policy": "random", "recall": 0.5, "low": 0.4, "high": 0.6, "worst_heads": 0.2, "n": 9}])
+    assert title(plots.recall(only)) == "Attention that is still held"
 
 
 def test_the_inclusion_figure_counts_tokens_below_the_bound():

@@ -31,7 +31,7 @@ def recall(replays: Sequence[Replay], recalled: Sequence[np.ndarray], seed: int 
     -------
     pandas.DataFrame
         ``policy``, ``recall`` (mean share, 0 … 1) with ``low`` and ``high``; ``worst_heads`` (mean of the tenth of the
-        heads that lose most), ``n`` (tokens). Replays that evicted nothing have no row.
+        heads that lose most), ``n`` (tokens). Replays in which no token follows an eviction have no row.
     """
     rows = []
     for replay, share in zip(replays, recalled, strict=True):
@@ -39,10 +39,12 @@ def recall(replays: Sequence[Replay], recalled: Sequence[np.ndarray], seed: int 
         if not retention.events and replay.attended is None:
             continue
         first = int(retention.event_steps[0]) if retention.events else replay.trace.prompt_length
+        if first >= retention.tokens:  # no token was left to look back
+            continue
         heads = share[retention.evicting][..., first : retention.tokens].reshape(-1, retention.tokens - first)
         token = heads.mean(0, dtype=np.float64)
         found = stats.bootstrap(lambda index, x=token: x[index].mean(-1), len(token), seed=seed)
         lowest = np.sort(heads.mean(1, dtype=np.float64))[: max(1, len(heads) // 10)]
         rows.append({"policy": replay.policy, "recall": found.value, "low": found.low, "high": found.high}
                     | {"worst_heads": lowest.mean(), "n": len(token)})  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["policy", "recall", "low", "high", "worst_heads", "n"])

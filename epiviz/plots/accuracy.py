@@ -140,8 +140,8 @@ def paired_accuracy(
     standing = mark_clear(ax, rows)
     ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:+.0f}".replace("-", "−"))
     above, below = (standing & (rows["difference"] > 0)).sum(), (standing & (rows["difference"] < 0)).sum()
-    title = f"{above} of {len(rows)} policies solve clearly more than {control} at {_limit(rows['budget'][0])}, {below} fewer "
-    compared = rows["compared"].iloc[0]
+    limit, compared = _limit(rows["budget"][0]), rows["compared"].iloc[0]
+    title = f"{above} of {len(rows)} policies solve clearly more than {control} at {limit}, {below} fewer "
     title += f"(• p < {ALPHA:g} after Holm over {compared} comparisons)"
     label = f"accuracy minus that of {control} (points), paired over {_range(rows['n'])} problems, 95% bootstrap"
     return dress(ax, title, label, "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from epiviz.palette import FAINT, GREY, INK, new_axes, note, policy_style
+from epiviz.palette import FAINT, GREY, INK, dress, new_axes, note, policy_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,15 @@ def dots(rows: pd.DataFrame, value: str, control: str, ax: Axes | None = None) -
             note(ax, control, (row[value], 1), (0, -3), on_edge=True, ha="center", va="top", color=GREY)
     ax.set_yticks(range(len(rows)), rows["policy"])
     return ax
+
+
+def nothing(ax: Axes | None, what: str) -> Axes:
+    """Say in a figure that there is nothing to draw, since no policy evicted."""
+    ax = new_axes(ax)
+    note(ax, "nothing was evicted", (0.5, 0.5), ha="center", va="center", fontsize=10, xycoords="axes fraction")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    return dress(ax, f"{what}: nothing was evicted", "", "")
 
 
 def mark_clear(ax: Axes, rows: pd.DataFrame) -> pd.Series:

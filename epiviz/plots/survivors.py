@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from epiviz.palette import BLUE, DARK_BLUE, GREY, LINE, ORANGE, dress, log_axis, new_axes, policy_style, spread
+from epiviz.plots.dots import nothing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,8 @@ def survival(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         From :func:`epiviz.frames.survival`.
     ax : matplotlib.axes.Axes, optional
     """
+    if frame.empty:
+        return nothing(ax, "Which tokens are kept")
     policies = list(dict.fromkeys(frame["policy"]))
     classes = frame.groupby("group").agg(tokens=("tokens", "max"), low=("expected", "min"), high=("expected", "max"))
     classes = classes.sort_values("tokens")
@@ -107,6 +110,8 @@ def diversity(
         The policy to compare with.
     ax : matplotlib.axes.Axes, optional
     """
+    if frame.empty:
+        return nothing(ax, MEASURES[measure].capitalize())
     wide = frame.pivot_table(index=["step", "layer", "head"], columns="policy", values=measure, sort=False)
     if control not in wide:
         raise ValueError(f"there is no policy {control!r} to compare with, only {', '.join(wide.columns)}")
