@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from epiviz.draws import sample_keys
 from epiviz.engine import Row, Session, make_rows
 from epiviz.models import Model
 from epiviz.policies.base import Budget, BudgetError, Policy
-from epiviz.tasks.answers import thinks_first
 from epiviz.tasks.outcomes import judge
 from epiviz.tasks.problems import Problem
 
@@ -51,7 +51,7 @@ class Attempt:
     def id(self) -> str:
         """Names the attempt in the files of a cell."""
         problem = self.problem
-        parts = [problem.id, problem.answer, problem.form, self.prompt, self.key]
+        parts = [problem.id, problem.answer, problem.form, problem.meta.get("candidates"), self.prompt, self.key]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -78,10 +78,12 @@ class Settings:
     sampler: Sampler
     max_new_tokens: int
     positions: str
+    thinks: bool
 
     @cached_property
-    def thinks(self) -> bool:
-        return thinks_first(self.model.tokenizer)
+    def grader(self) -> str:
+        """Tells what judged a text: this code, that of the library behind it, and what it takes for an answer."""
+        return kept.key(kept.code_hash(GRADING), version("math-verify"), self.thinks)
 
     @cached_property
     def weights(self) -> str:
@@ -143,7 +145,7 @@ class Settings:
             thinks=self.thinks,
             error=error,
         )
-        return {**asdict(found), "grader": kept.code_hash(GRADING)}
+        return {**asdict(found), "grader": self.grader}
 
 
 def make_attempts(model: Model, problems: Sequence[Problem], samples: int, raw: bool) -> list[Attempt]:

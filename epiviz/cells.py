@@ -24,6 +24,7 @@ from types import CodeType
 
 import numpy as np
 import torch
+import transformers
 from filelock import FileLock, Timeout
 
 from epiviz.policies.base import Budget, Policy, get
@@ -45,8 +46,9 @@ def combinations(
 
 
 def key(*parts) -> str:
-    """Return the hash of what a cell depends on: numbers and texts."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    """Return the hash of what a cell depends on, numbers and texts, and of the libraries that compute it."""
+    libraries = torch.__version__, transformers.__version__
+    return hashlib.sha256(json.dumps([*libraries, *parts]).encode()).hexdigest()[:32]
 
 
 @cache

@@ -24,7 +24,7 @@ import pandas as pd
 
 from epiviz import cells as kept
 from epiviz import frames
-from epiviz.attempts import GRADING, Attempt, Cell, Settings, make_attempts
+from epiviz.attempts import Attempt, Cell, Settings, make_attempts
 from epiviz.continuous import Continuous
 from epiviz.decode import Sampler, progress_bar
 from epiviz.engine import Meter, Row, Session, uninterrupted
@@ -32,6 +32,7 @@ from epiviz.models import Model, cache_directory
 from epiviz.policies.base import Budget, BudgetError, Policy, get
 from epiviz.positions import check as check_positions
 from epiviz.results import write_atomically
+from epiviz.tasks.answers import thinks_first
 from epiviz.tasks.outcomes import OUTCOMES, UNGRADED, Judgement
 from epiviz.tasks.problems import Problem
 
@@ -112,6 +113,7 @@ def evaluate(
     top_p: float | None = None,
     top_k: int | None = None,
     raw: bool = False,
+    thinks: bool | None = None,
     batch_size: int = 64,
     cache: str | Path | None = None,
     progress: bool = True,
@@ -134,6 +136,9 @@ def evaluate(
     max_new_tokens : int
     positions, sampling, temperature, top_p, top_k, raw
         As in :func:`epiviz.generate`.
+    thinks : bool, optional
+        The model thinks before it answers, so that only what follows ``</think>`` counts. By default as its chat
+        template says; say False where it is told not to think, or where a raw prompt does not ask for it.
     batch_size : int
         Texts written at a time; one that ends leaves its place to the next. A text does not depend on it, but for
         rounding: in single precision a batch of another size may decide between nearly equal tokens otherwise.
@@ -167,9 +172,9 @@ def evaluate(
     for name, number in (("samples", samples), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if operator.index(number) < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-    settings = Settings(
-        model, Sampler.of(model, sampling, temperature, top_p, top_k), max_new_tokens, check_positions(positions)
-    )
+    sampler, positions = Sampler.of(model, sampling, temperature, top_p, top_k), check_positions(positions)
+    thinks = thinks_first(model.tokenizer) if thinks is None else thinks
+    settings = Settings(model, sampler, max_new_tokens, positions, thinks)
     attempts = make_attempts(model, problems, samples, raw)
     home = Path(cache) if cache is not None else cache_directory() / "evaluations"
     named = [get(each) for each in _several(policy, (str, Policy))]
@@ -343,7 +348,7 @@ def _read(settings: Settings, cells: Sequence[Cell], attempts: Sequence[Attempt]
         records = _records(cell.folder)
         for attempt in attempts:
             record = records[attempt.id]
-            if record["grader"] != kept.code_hash(GRADING):
+            if record["grader"] != settings.grader:
                 record |= settings.judge(attempt, record)
             rows.append(_row(settings, cell, attempt, record))
             texts.append(settings.text(record["status"], record["tokens"]))

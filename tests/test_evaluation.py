@@ -158,12 +158,23 @@ def test_a_text_that_would_end_elsewhere_is_written_anew(tmp_path):
 
 def test_a_changed_grader_judges_texts_that_are_there_anew(tmp_path, monkeypatch):
     before = run(n=3, cache=tmp_path)
-    monkeypatch.setattr(evaluation.kept, "code_hash", lambda modules: f"changed {modules is evaluation.GRADING}")
+    monkeypatch.setattr(evaluation.kept, "code_hash", lambda modules: f"changed {modules is attempts.GRADING}")
     monkeypatch.setattr(evaluation.Settings, "key", lambda self, *cell: next(
         path.name for path in tmp_path.iterdir() if path.is_dir()))  # fmt: skip
     monkeypatch.setattr(attempts, "judge", lambda *args, **kwargs: evaluation.Judgement("garbage"))
     after = run(n=3, cache=tmp_path)
     assert set(after.frame["outcome"]) == {"garbage"} and after.texts == before.texts
+
+
+def test_a_model_told_not_to_think_answers_with_its_whole_text(tmp_path, monkeypatch):
+    """Its texts are those that are there; only what counts as their answer changes."""
+    before = run(n=6, cache=tmp_path)
+    monkeypatch.setattr(evaluation, "_run", lambda *args: pytest.fail("nothing is to be written"))
+    after = run(n=6, thinks=False, cache=tmp_path)
+    assert after.texts == before.texts and "no answer" in set(before.frame["outcome"])
+    ended = after.frame[after.frame["status"] == "finished"]
+    assert "no answer" not in set(ended["outcome"]) and {"correct", "wrong"} & set(ended["outcome"])
+    pd.testing.assert_frame_equal(run(n=6, cache=tmp_path).frame, before.frame)
 
 
 @dataclass(frozen=True)
