@@ -140,12 +140,10 @@ class DiversityRecorder:
     chosen : bool
         Only the slots that the policy chose. Sinks, recent tokens and a protected prompt are the same for every policy
         and would hide what differs; False counts them in.
-    window : int
-        See :func:`coverage`.
     """
 
-    def __init__(self, chosen: bool = True, window: int = WINDOW):
-        self.chosen, self.window = chosen, window
+    def __init__(self, chosen: bool = True):
+        self.chosen = chosen
         self._steps: list[int] = []
         self._slots: list[int] = []
         self._measures: dict[str, list[np.ndarray]] = {name: [] for name in MEASURES}
@@ -161,7 +159,7 @@ class DiversityRecorder:
         found = {
             "key_cosine": torch.stack([mean_pairwise_cosine(keys[0][:, where]) for keys in slots.keys]),
             "effective_rank": torch.stack([effective_rank(keys[0][:, where]) for keys in slots.keys]),
-            "coverage": coverage(positions, start, stop, self.window),
+            "coverage": coverage(positions, start, stop),
             "gap_evenness": gap_evenness(positions, start, stop),
             "largest_gap": largest_gap(positions, start, stop),
         }

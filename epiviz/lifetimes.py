@@ -114,7 +114,6 @@ def overlap(
     second: Retention,
     step: int | None = None,
     *,
-    event: int | None = None,
     among: np.ndarray | None = None,
 ) -> Overlap:
     """Count the slots that two histories of one text share.
@@ -124,15 +123,13 @@ def overlap(
     first, second : Retention
     step : int, optional
         Tokens seen; the last step of the shorter history if not given.
-    event : int, optional
-        Right after this event instead, which must have fired at the same step in both.
     among : bool ``[tokens]``, optional
         Count these tokens only, for instance those that were :func:`contested`.
 
     Raises
     ------
     ValueError
-        The histories have other layers or heads, the event fired at different steps, or both times are given.
+        The histories have other layers or heads, or one of them has not seen so many tokens.
     """
     layers, heads, _ = first.death.shape
     if second.death.shape[:2] != (layers, heads) or first.evicting != second.evicting:
@@ -141,7 +138,7 @@ def overlap(
             f"{second.death.shape[1]}, evicting in {len(first.evicting)} and {len(second.evicting)} layers; compare "
             "runs of one model"
         )
-    step = _when(first, second, step, event)
+    step = min(first.tokens, second.tokens) if step is None else step
     chosen = slice(step) if among is None else np.flatnonzero(np.asarray(among, dtype=bool)[:step])
     fired = first.fired(step), second.fired(step)
     counts = np.empty((3, len(first.evicting), heads), dtype=np.int64)
@@ -305,19 +302,3 @@ def survival(
     with np.errstate(invalid="ignore"):
         kept, expected = (x / tokens[:, None, None] for x in (kept, expected))
     return Survival(names, tokens.astype(np.int64), kept, expected)
-
-
-def _when(first: Retention, second: Retention, step: int | None, event: int | None) -> int:
-    """The step at which two histories are compared."""
-    if event is None:
-        return min(first.tokens, second.tokens) if step is None else step
-    if step is not None:
-        raise ValueError(f"give a step or an event, got step {step} and event {event}")
-    if not 0 <= event < min(first.events, second.events):
-        raise ValueError(f"event {event} is outside 0 … {min(first.events, second.events) - 1}, the events of both")
-    steps = first.event_steps[event], second.event_steps[event]
-    if steps[0] != steps[1]:
-        raise ValueError(
-            f"event {event} fired after {steps[0]} tokens in one history and {steps[1]} in the other; give a step"
-        )
-    return int(steps[0])

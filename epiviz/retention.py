@@ -122,16 +122,6 @@ class Retention:
         key = np.arange(self.tokens)[None, :]
         return (key <= query) & (self.death_steps()[:, :, None, :] > query)
 
-    def death_quantile(self, share: float) -> np.ndarray:
-        """Return the event by which at least ``share`` of the evicting heads had lost each token, int32 ``[tokens]``.
-
-        ``len(event_steps)`` means that this never happened.
-        """
-        if not 0 < share <= 1:
-            raise ValueError(f"share must lie in (0, 1], got {share}")
-        heads = np.sort(self.death[self.evicting].reshape(-1, self.tokens), axis=0)
-        return heads[int(np.ceil(share * len(heads))) - 1].astype(np.int32)
-
     def save(self, path: str | Path) -> None:
         """Write the history as one safetensors file."""
         from safetensors.numpy import save_file

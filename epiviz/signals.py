@@ -129,13 +129,11 @@ def rolling_mean(x: torch.Tensor, window: int = WINDOW, history: torch.Tensor | 
     return torch.nanmean(rolling_windows(x, window, history), dim=-1).to(at_least_float32(x).dtype)
 
 
-def causal_zscore(
-    x: torch.Tensor, window: int = WINDOW, history: torch.Tensor | None = None, epsilon: float = EPSILON
-) -> torch.Tensor:
+def causal_zscore(x: torch.Tensor, window: int = WINDOW, history: torch.Tensor | None = None) -> torch.Tensor:
     """Return the causal z-score of ``x`` ``[..., tokens]`` (EpiKV, section 3).
 
     Mean and *population* standard deviation run over the last ``window`` values, the current one included;
-    ``z = (x − mean) / (sd + epsilon)``, and 0 where the window holds fewer than two values.
+    ``z = (x − mean) / (sd + 10⁻⁶)``, and 0 where the window holds fewer than two values.
 
     Examples
     --------
@@ -148,7 +146,7 @@ def causal_zscore(
     squares = torch.where(known, (windows - mean.unsqueeze(-1)).square(), 0.0)
     count = known.sum(-1)
     deviation = (squares.sum(-1) / count).sqrt()
-    z = (x.double() - mean) / (deviation + epsilon)
+    z = (x.double() - mean) / (deviation + EPSILON)
     return torch.where(count < 2, 0.0, z).to(at_least_float32(x).dtype)
 
 

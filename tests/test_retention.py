@@ -39,13 +39,6 @@ def test_a_query_sees_what_had_not_left_before_it(history):
         assert np.array_equal(visible[:, :, query], expected)
 
 
-def test_death_quantiles(history):
-    assert history.death_quantile(0.5).tolist() == [2, 0, 0, 0, 2, 2, 2, 1, 2, 2]
-    assert history.death_quantile(1).tolist() == [2, 2, 0, 1, 2, 2, 2, 2, 2, 2]
-    with pytest.raises(ValueError, match="share must lie in"):
-        history.death_quantile(0)
-
-
 def test_shapes_are_checked(history):
     with pytest.raises(ValueError, match="must both be"):
         Retention(history.event_steps, history.death, history.reason[:, :1], 4)

@@ -27,8 +27,13 @@ def test_spearman_is_unknown_where_nothing_can_be_ranked(y):
     assert np.isnan(stats.spearman(np.arange(len(y)), np.array(y)))
 
 
+def block_indices(n: int, block: int, draws: int, seed: int = 0) -> np.ndarray:
+    starts, block = stats.series._block_starts(n, block, draws, seed)
+    return stats.series._indices(starts, block, n)
+
+
 def test_blocks_are_stretches_of_neighbours():
-    index = stats.block_indices(100, block=10, draws=50, seed=1)
+    index = block_indices(100, block=10, draws=50, seed=1)
     assert index.shape == (50, 100)
     assert index.min() >= 0
     assert index.max() <= 99
@@ -36,7 +41,7 @@ def test_blocks_are_stretches_of_neighbours():
 
 
 def test_a_short_series_gets_shorter_blocks():
-    steps = np.diff(stats.block_indices(9, block=16, draws=20), axis=-1)
+    steps = np.diff(block_indices(9, block=16, draws=20), axis=-1)
     assert (steps != 1).any()
 
 
@@ -61,7 +66,7 @@ def test_block_intervals_cover_a_trend_that_is_not_there():
         x = smoothed_noise(300, 10, 100 + seed)
         for block in covered:
             interval = stats.spearman_interval(position, x, block=block, draws=200, seed=seed)
-            covered[block] += not interval.excludes_zero
+            covered[block] += interval.low <= 0 <= interval.high
     assert covered[30] > covered[1]
     assert covered[30] >= 0.75 * 60
 
@@ -69,7 +74,6 @@ def test_block_intervals_cover_a_trend_that_is_not_there():
 def test_an_unknown_statistic_has_no_interval():
     estimate = stats.spearman_interval(np.arange(30), np.ones(30))
     assert np.isnan([estimate.value, estimate.low, estimate.high]).all()
-    assert not estimate.excludes_zero
 
 
 def test_series_must_be_equally_long():

@@ -11,7 +11,7 @@ ITERATIONS = 20  # at most; clusters of at most some hundred keys settle sooner
 SLACK = 1e-5  # of the largest squared distance: members of a cluster that differ by less are equally near
 
 
-def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> torch.Tensor:
+def medoids(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Mark ``count`` tokens of each head that stand for all of them.
 
     Lloyd's algorithm from a farthest-first start; each cluster is represented by its member nearest to the centre. No
@@ -36,7 +36,7 @@ def medoids(keys: torch.Tensor, count: int, iterations: int = ITERATIONS) -> tor
     points = points - points[:, :1]  # what is subtracted does not matter; equal keys become exact zeros
     centres = farthest_first(points, count)
     settled = None
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         cluster = squared_distances(points, centres).argmin(2)
         if settled is not None and torch.equal(cluster, settled):
             break

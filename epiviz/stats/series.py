@@ -31,11 +31,6 @@ class Estimate:
     def __str__(self) -> str:
         return f"{signed(self.value)} [{signed(self.low)}, {signed(self.high)}]"
 
-    @property
-    def excludes_zero(self) -> bool:
-        """True if the whole interval lies on one side of 0."""
-        return bool(self.low > 0 or self.high < 0)
-
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return Spearman's rank correlation along the last axis; ties get their mean rank.
@@ -62,30 +57,6 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(scale > 0, (x * y).sum(-1) / scale, np.nan)
 
 
-def block_indices(n: int, block: int = BLOCK, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """Draw indices of a moving-block bootstrap.
-
-    Parameters
-    ----------
-    n : int
-        Length of the series.
-    block : int
-        Neighbours drawn together; at most a third of the series is taken, so that there is something to draw from.
-    draws, seed : int
-
-    Returns
-    -------
-    int64 ``[draws, n]``, each row a sequence of stretches of ``block`` neighbouring indices.
-
-    Examples
-    --------
-    >>> block_indices(6, block=2, draws=1, seed=1).tolist()
-    [[2, 3, 2, 3, 3, 4]]
-    """
-    starts, block = _block_starts(n, block, draws, seed)
-    return _indices(starts, block, n)
-
-
 def _block_starts(n: int, block: int, draws: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw where each stretch begins, int64 ``[draws, stretches]``; also return how long stretches are."""
     if n < 1 or block < 1 or draws < 1:
@@ -95,6 +66,7 @@ def _block_starts(n: int, block: int, draws: int, seed: int) -> tuple[np.ndarray
 
 
 def _indices(starts: np.ndarray, block: int, n: int) -> np.ndarray:
+    """Return int64 ``[draws, n]``, each row a sequence of stretches of ``block`` neighbouring indices."""
     return (starts[..., None] + np.arange(block)).reshape(len(starts), -1)[:, :n]
 
 
@@ -114,8 +86,9 @@ def bootstrap(
         Takes int64 indices ``[draws, n]`` and returns one number for each row; NaN results are left out.
     n : int
         Length of the series.
-    block, draws, seed
-        See :func:`block_indices`.
+    block : int
+        Neighbours drawn together; at most a third of the series is taken, so that there is something to draw from.
+    draws, seed : int
     level : float
         Coverage that the interval aims at.
 

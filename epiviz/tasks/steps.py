@@ -32,6 +32,7 @@ MAX_LABEL, MAX_ROUNDS = 32, 16
 MIN_STATEMENTS, MAX_STATEMENTS, MAX_CARRY_FREE = 3, 160, 7
 UNSEEN_SHARE = 0.125  # of all programs, by their hash
 RAREST = 200  # problems made for one that is wanted, at most
+CARRY_FREE_TRIES = 50  # draws of the given digits of one program
 CLEAR_RATIO = 1.5  # a stale value lies at least this many times as far back as the valid one
 
 
@@ -366,10 +367,10 @@ def _draw_program(rng: np.random.Generator, kind: str, statements: int) -> Progr
     )
 
 
-def _without_carries(rng: np.random.Generator, program: Program, tries: int = 50) -> Program | None:
+def _without_carries(rng: np.random.Generator, program: Program) -> Program | None:
     """Return the program with given digits that lead to no carry; None if so many draws find none."""
     names = [name for name, _ in program.given]
-    for digits in rng.integers(0, 10, (tries, len(names))).tolist():
+    for digits in rng.integers(0, 10, (CARRY_FREE_TRIES, len(names))).tolist():
         drawn = replace(program, given=tuple(zip(names, digits, strict=True)))
         if drawn.carry_free:
             return drawn

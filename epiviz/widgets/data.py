@@ -181,7 +181,7 @@ class Story:
         """The event by which each threshold of the heads had lost a token, int32 ``[thresholds, tokens]``."""
         if self.uniform:
             return np.repeat(self.retention.death[self.layers[0], :1], len(THRESHOLDS), axis=0)
-        # Retention.death_quantile for all thresholds, with one pass over the heads instead of a sort for each.
+        # One pass over the heads for all thresholds: a sort for each would take as many times as long.
         heads = self.retention.death[list(self.layers)].reshape(-1, self.retention.tokens)
         rows = [int(np.ceil(threshold / 100 * len(heads))) - 1 for threshold in THRESHOLDS]
         return np.partition(heads, rows, axis=0)[rows]
