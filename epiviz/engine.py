@@ -19,7 +19,7 @@ from epiviz.attention import RecentQueries, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
 from epiviz.models import Model
 from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
-from epiviz.positions import Rotary, check
+from epiviz.positions import Rotary, check_mode
 from epiviz.retention import Retention
 from epiviz.selector import Selector
 
@@ -152,7 +152,7 @@ class Session:
         recorder=None,
         on_event: Callable[[Slots], None] | None = None,
     ):
-        self.positions = check(positions)
+        self.positions = check_mode(positions)
         self.rotary = Rotary.of(model) if positions == "rerotated" else None
         policy = policy.for_model(model.shape)
         self.model, self.policy, self.rows, self.recorder = model, policy, list(rows), recorder

@@ -30,7 +30,7 @@ from epiviz.decode import Sampler, progress_bar
 from epiviz.engine import Meter, Row, Session, uninterrupted
 from epiviz.models import Model, cache_directory
 from epiviz.policies.base import Budget, BudgetError, Policy, get
-from epiviz.positions import check as check_positions
+from epiviz.positions import check_mode
 from epiviz.results import write_atomically
 from epiviz.tasks.answers import thinks_first
 from epiviz.tasks.outcomes import OUTCOMES, UNGRADED, Judgement
@@ -172,7 +172,7 @@ def evaluate(
     for name, number in (("samples", samples), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if operator.index(number) < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-    sampler, positions = Sampler.of(model, sampling, temperature, top_p, top_k), check_positions(positions)
+    sampler, positions = Sampler.of(model, sampling, temperature, top_p, top_k), check_mode(positions)
     thinks = thinks_first(model.tokenizer) if thinks is None else thinks
     settings = Settings(model, sampler, max_new_tokens, positions, thinks)
     attempts = make_attempts(model, problems, samples, raw)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from epiviz.choices import check_choice
 from epiviz.models import Model, UnsupportedModelError
 from epiviz.signals import at_least_float32
 
@@ -64,8 +65,6 @@ class Rotary:
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)
 
 
-def check(mode: str) -> str:
+def check_mode(mode: str) -> str:
     """Return ``mode``, or raise ValueError naming the known ones."""
-    if mode not in MODES:
-        raise ValueError(f"positions must be one of {', '.join(MODES)}, got {mode!r}")
-    return mode
+    return check_choice("positions", mode, MODES)
