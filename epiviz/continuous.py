@@ -55,6 +55,7 @@ class Continuous:
         self.waiting: deque[Row] = deque(rows)
         self.running: list[Row] = []
         self._seconds: dict[int, float] = {}
+        self._at = 0.0  # when time was last shared out
 
     def run(self) -> None:
         """Decode until every row has ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -228,19 +228,32 @@ def decode(
     session: Session,
     sampler: Sampler,
     *,
-    stop_on_loop=False,
-    stop=None,
-    bar=None,
-    on_token=None,
-    after_step=None,
-    feed_last=False,
+    stop_on_loop: bool = False,
+    stop: threading.Event | None = None,
+    bar: tqdm | None = None,
+    on_token: Callable[[list[Row]], None] | None = None,
+    after_step: Callable[[Session, torch.Tensor], torch.Tensor] | None = None,
+    feed_last: bool = False,
 ) -> None:
     """Run the loop until every row has ended; rows that Ctrl-C or ``stop`` cuts short get the status "stopped".
 
-    ``on_token`` is called with the rows once each has a new token: the device has been waited for, so all that
-    their tokens and events tell lies on the host. ``after_step`` gets the session, whose ended rows have left, and the
-    next logits; it may let other rows join and returns the logits of all. With ``feed_last`` the last sampled token is
-    fed too, so that a recording has its signals.
+    Parameters
+    ----------
+    session : Session
+        Entered, its prompts not yet fed.
+    sampler : Sampler
+    stop_on_loop, stop
+        As in :func:`generate`.
+    bar : tqdm, optional
+        Moves by one with each step.
+    on_token : callable, optional
+        Called with the rows once each has a new token: the device has been waited for, so all that their tokens and
+        events tell lies on the host.
+    after_step : callable, optional
+        Gets the session, whose ended rows have left, and the next logits ``[rows, vocabulary]``; it may let other rows
+        join and returns the logits of all.
+    feed_last : bool
+        Feed the last sampled token too, so that a recording has its signals.
     """
     try:
         logits = session.prefill()
@@ -261,9 +274,27 @@ def decode(
 
 
 def step(
-    session: Session, sampler: Sampler, logits: torch.Tensor, stop_on_loop=False, on_token=None, feed_last=False
+    session: Session,
+    sampler: Sampler,
+    logits: torch.Tensor,
+    stop_on_loop: bool = False,
+    on_token: Callable[[list[Row]], None] | None = None,
+    feed_last: bool = False,
 ) -> torch.Tensor:
-    """Sample one token per row, let ended rows leave, and feed the others' tokens; return the next logits."""
+    """Sample one token per row, let ended rows leave, and feed the others' tokens.
+
+    Parameters
+    ----------
+    session, sampler, stop_on_loop, on_token, feed_last
+        As in :func:`decode`.
+    logits : ``[rows, vocabulary]``
+        They predict the tokens to be sampled.
+
+    Returns
+    -------
+    ``[rows that stay, vocabulary]``
+        The next logits.
+    """
     rows = session.rows
     tokens = sampler.draw(logits, session.seed, rows)
     for row, token in zip(rows, tokens.tolist(), strict=True):
@@ -337,7 +368,8 @@ def to_run(session: Session, row: Row) -> Run:
     )
 
 
-def progress_bar(total: int, label: str, show: bool, unit: str = "token", kind: type = tqdm) -> tqdm:
+def progress_bar(total: int, label: str, show: bool, unit: str = "token", kind: type = tqdm, initial: int = 0) -> tqdm:
     """A bar that appears only if the work takes more than three seconds; ``EPIVIZ_PROGRESS=off`` hides all."""
     hidden = not show or os.environ.get("EPIVIZ_PROGRESS") == "off"
-    return kind(total=total, desc=label, unit=unit, disable=hidden, delay=3, mininterval=0.5, leave=False)
+    look = {"desc": label, "unit": unit, "disable": hidden, "delay": 3, "mininterval": 0.5, "leave": False}
+    return kind(total=total, initial=initial, **look)

@@ -9,16 +9,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from epiviz import draws
 from epiviz.attended import Attended
-from epiviz.attention import RecentQueries, attention_rows, through_seam
+from epiviz.attention import RecentQueries, Seam, attention_rows, through_seam
 from epiviz.cache import SlotCache, choose, protection
 from epiviz.models import Model
-from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, ResolvedBudget, Slots, State
+from epiviz.policies.base import Budget, BudgetError, Needs, New, Policy, Ranking, ResolvedBudget, Slots, State
 from epiviz.positions import Rotary, check_mode
 from epiviz.retention import Retention
 from epiviz.selector import Selector
@@ -120,6 +121,17 @@ class PassInCache:
         return attention_rows(self.queries[layer], self.cache.keys[layer, :, :, : self.n], self.visible())
 
 
+class PassRecorder(Protocol):
+    """Collects what it needs of every forward pass of a session.
+
+    ``observe`` gets the new slots, their logits ``[rows, q, vocabulary]`` and the tokens ``[rows, q]``.
+    """
+
+    needs: Needs
+
+    def observe(self, new: New, logits: torch.Tensor, tokens: torch.Tensor) -> None: ...
+
+
 class Session:
     """Rows, their cache, a policy and its state; forward passes with observation and eviction.
 
@@ -135,8 +147,8 @@ class Session:
         At most so many tokens follow a prompt.
     seed : int
     positions : {"absolute", "cache-relative", "rerotated"}
-    recorder : object, optional
-        ``needs`` (a :class:`Needs`) and ``observe(new, logits, tokens)``, called after each pass with all its logits.
+    recorder : PassRecorder, optional
+        Sees each pass with all its logits, before anything is evicted.
     on_event : callable, optional
         Called after each eviction with the :class:`Slots` that stay, of the rows that evicted; not to be changed.
     """
@@ -149,7 +161,7 @@ class Session:
         new_tokens: int,
         seed: int,
         positions: str = "absolute",
-        recorder=None,
+        recorder: PassRecorder | None = None,
         on_event: Callable[[Slots], None] | None = None,
     ):
         self.positions = check_mode(positions)
@@ -164,6 +176,8 @@ class Session:
         self.cache: SlotCache | None = None
         self.recent: RecentQueries | None = None
         self.selector: Selector | None = None
+        self._seam: Seam | None = None
+        self._fresh = True  # no pass has followed the prompts yet
         self._nan = torch.zeros((), dtype=torch.bool, device=model.device)
         for row in rows:
             if row.budget is not None:
@@ -215,7 +229,6 @@ class Session:
         if self.policy.selects:  # from here on: the prompt was read densely
             totals, samples = [row.budget.total for row in self.rows], [row.sample for row in self.rows]
             self.selector = Selector(self.policy, joined, totals, self.seed, samples, self.new_tokens)
-        self._fresh = True
         return torch.cat(logits)
 
     def feed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -299,33 +312,9 @@ class Session:
             self._evict([self.rows[i] for i in indices], indices, self.cache, self.recent, self.state)
 
     def _evict(self, rows: list[Row], indices: list[int], cache: SlotCache, ring, state: State) -> None:
-        budget, n = rows[0].budget, cache.held[indices[0]]
-        everyone = len(indices) == cache.rows
-        index = torch.tensor(indices, device=self.model.device)
-        named = cache.slots(indices, n)
-        positions = named.pop("position")
-        keys, values = named.pop("keys"), named.pop("values")
-        slot = torch.arange(n, device=self.model.device)
-        slots = Slots(
-            keys=keys,
-            values=values,
-            positions=positions,
-            candidates=((slot >= budget.front) & (slot < n - budget.recent))[None, None, None],
-            budget=budget,
-            tracks=named,
-            queries=None if ring is None else ring.queries if everyone else ring.queries.index_select(1, index),
-            query_positions=None if ring is None else ring.positions[index],
-        )
-        own = state if everyone else {name: x.index_select(0, index) for name, x in state.items()}
-        numbers = draws.Draws(
-            self.seed, [row.sample for row in rows], [len(row.events) for row in rows], self.model.device
-        )
-        ranking = self.policy.rank(slots, own, numbers)
-        if not everyone:
-            for name, x in own.items():
-                state[name].index_copy_(0, index, x)
-            for name in self.needs.tracks:
-                cache.tracks[name][:, index, :, :n] = named[name]
+        budget, slots = rows[0].budget, held_slots(cache, indices, rows[0].budget, ring)
+        ranking = self._rank(rows, indices, cache, slots, state)
+        n, positions = slots.n, slots.positions
         # float32 for float64 models too: equal tokens have equal values in layer 0, and rounding must not break ties.
         priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()
@@ -337,7 +326,7 @@ class Session:
         kept_reason = torch.as_tensor(ranking.reason, dtype=torch.uint8, device=self.model.device)
         kept_reason = kept_reason.expand(positions.shape).gather(3, keep)
         shield = protection(positions.gather(3, keep), seen, budget)
-        left = positions.gather(3, gone), named["reason"].gather(3, gone)
+        left = positions.gather(3, gone), slots.tracks["reason"].gather(3, gone)
         cache.evict(indices, keep, torch.where(shield > 0, shield, kept_reason))
         if self.rotary is not None and ring is not None:
             # The newest tokens have all moved by as much, and their queries move along.
@@ -346,11 +335,22 @@ class Session:
             where, why = (x[:, row].to("cpu", non_blocking=True) for x in left)
             rows[row].events.append((cache.seen[i], where, why))
         if self.on_event is not None:
-            held = keep.shape[-1]
-            stay = cache.slots(indices, held)
-            keys, values, positions = stay.pop("keys"), stay.pop("values"), stay.pop("position")
-            chosen = (slot[:held] >= budget.front) & (slot[:held] < held - budget.recent)
-            self.on_event(Slots(keys, values, positions, chosen[None, None, None], budget, tracks=stay))
+            self.on_event(held_slots(cache, indices, budget))
+
+    def _rank(self, rows: list[Row], indices: list[int], cache: SlotCache, slots: Slots, state: State) -> Ranking:
+        """Ask the policy; some rows' state and tracks are copies, which are written back."""
+        samples, events = [row.sample for row in rows], [len(row.events) for row in rows]
+        numbers = draws.Draws(self.seed, samples, events, self.model.device)
+        if len(indices) == cache.rows:
+            return self.policy.rank(slots, state, numbers)
+        index = torch.tensor(indices, device=self.model.device)
+        own = {name: x.index_select(0, index) for name, x in state.items()}
+        ranking = self.policy.rank(slots, own, numbers)
+        for name, x in own.items():
+            state[name].index_copy_(0, index, x)
+        for name in self.needs.tracks:
+            cache.tracks[name][:, index, :, : slots.n] = slots.tracks[name]
+        return ranking
 
     def _filled(self, priority: torch.Tensor, budget: ResolvedBudget) -> int:
         """Count the slots that an underfilling policy keeps; the host has to know, so this waits for the device."""
@@ -447,6 +447,21 @@ class Session:
             + state
             + (self.recent.bytes_per_row if self.recent is not None else 0)
         )
+
+
+def held_slots(cache: SlotCache, rows: list[int], budget: ResolvedBudget, ring: RecentQueries | None = None) -> Slots:
+    """Return what some rows, which hold equally many slots, hold; views if these are all rows."""
+    n = cache.held[rows[0]]
+    named = cache.slots(rows, n)
+    slot = torch.arange(n, device=cache.keys.device)
+    candidates = (slot >= budget.front) & (slot < n - budget.recent)
+    keys, values, positions = named.pop("keys"), named.pop("values"), named.pop("position")
+    slots = Slots(keys, values, positions, candidates[None, None, None], budget, tracks=named)
+    if ring is not None:
+        index = torch.tensor(rows, device=slot.device)
+        slots.queries = ring.queries if len(rows) == cache.rows else ring.queries.index_select(1, index)
+        slots.query_positions = ring.positions[index]
+    return slots
 
 
 @contextmanager

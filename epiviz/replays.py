@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from tqdm.auto import tqdm
 
 from epiviz import policies
 from epiviz.attended import Attended
@@ -62,13 +63,15 @@ class Replay:
         Both put the same token first. False in the prompt.
     margin : float32 ``[tokens]``
         Gap between the two highest logits under the full cache: how near a tie a disagreement is.
-
-    A replay that was not compared with the full cache has None for ``full_nll``, ``kl``, ``agrees`` and ``margin``.
     policy, model, positions : str
     budget : ResolvedBudget or None
     seed : int
     attended : Attended or None
         What a selection attended; None if the policy selects nothing.
+
+    Notes
+    -----
+    A replay that was not compared with the full cache has None for ``full_nll``, ``kl``, ``agrees`` and ``margin``.
     """
 
     trace: Trace
@@ -266,25 +269,10 @@ def replay_together(
     full = Session(model, nothing, make_rows([prompt], nothing, None, len(rest)), len(rest), 0) if compare else None
     tokens = torch.tensor(rest, dtype=torch.int64, device=model.device)[None]
     label = f"replay {jobs[0].policy.label}" if len(jobs) == 1 else f"replay {len(jobs)} policies"
-    measured: list[list] = [[] for _ in jobs]
     with ExitStack() as stack, progress_bar(len(rest) * len(jobs), label, progress) as bar:
         for session in [*sessions, *([full] if compare else [])]:
             stack.enter_context(session)
-        reference = _Reference.of(full.prefill(), tokens[0, :1]) if compare else None
-        for session, parts in zip(sessions, measured, strict=True):
-            parts.append(_measure(session.prefill(), tokens[0, :1], reference))
-        for at in range(0, len(rest) - 1, BLOCK):
-            block = tokens[:, at : min(at + BLOCK, len(rest) - 1)]
-            targets = tokens[0, at + 1 : at + 1 + block.shape[1]]
-            reference = _Reference.of(full.feed(block)[0], targets) if compare else None
-            for session, parts in zip(sessions, measured, strict=True):
-                start = 0
-                while start < len(targets):
-                    piece = slice(start, start + min(session.room(), chunk, len(targets) - start))
-                    logits = session.feed(block[:, piece])[0]
-                    parts.append(_measure(logits, targets[piece], reference and reference[piece]))
-                    bar.update(piece.stop - start)
-                    start = piece.stop
+        measured = _feed(sessions, full, tokens, chunk, bar)
         for session in sessions:
             session.finish(session.rows)
     return [
@@ -302,6 +290,36 @@ def replay_together(
         )
         for job, row, session, parts in zip(jobs, rows, sessions, measured, strict=True)
     ]
+
+
+def _feed(
+    sessions: Sequence[Session], full: Session | None, tokens: torch.Tensor, chunk: int, bar: tqdm
+) -> list[list[dict[str, torch.Tensor]]]:
+    """Feed the tokens ``[1, n]`` behind the prompt to all sessions; return per session what its pieces measured.
+
+    The full cache, if it is there to compare with, reads each block first.
+    """
+    reference = _Reference.of(full.prefill(), tokens[0, :1]) if full else None
+    measured = [[_measure(session.prefill(), tokens[0, :1], reference)] for session in sessions]
+    last = tokens.shape[1] - 1  # the last token predicts nothing
+    for at in range(0, last, BLOCK):
+        block = tokens[:, at : min(at + BLOCK, last)]
+        targets = tokens[0, at + 1 : at + 1 + block.shape[1]]
+        reference = _Reference.of(full.feed(block)[0], targets) if full else None
+        for session, parts in zip(sessions, measured, strict=True):
+            for piece, logits in _in_chunks(session, block, chunk):
+                parts.append(_measure(logits, targets[piece], reference and reference[piece]))
+                bar.update(len(logits))
+    return measured
+
+
+def _in_chunks(session: Session, block: torch.Tensor, chunk: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Feed a block ``[1, n]`` from event to event; yield each piece and its logits ``[q, vocabulary]``."""
+    start, n = 0, block.shape[1]
+    while start < n:
+        piece = slice(start, start + min(session.room(), chunk, n - start))
+        yield piece, session.feed(block[:, piece])[0]
+        start = piece.stop
 
 
 @dataclass(frozen=True)
