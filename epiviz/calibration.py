@@ -110,7 +110,6 @@ class Calibration:
                 "versions": {package: version(package) for package in ("epiviz", "torch", "transformers", "scipy")},
             },
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, json.dumps(dict(sorted(entries.items())), indent=1) + "\n")
 
 

@@ -142,6 +142,7 @@ def _source(policy: Policy, value) -> str:
 
 def take(path: Path, locks: ExitStack, wait: bool) -> bool:
     """Lock a cell until ``locks`` closes; False if another process has it and we do not wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock")
     try:
         lock.acquire(blocking=wait)

@@ -122,21 +122,26 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+def _write_json(path: Path, found: dict) -> None:
+    write_text_atomically(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    typer.echo(f"written to {path}")
+
+
 @contextmanager
-def _told(command: str) -> Iterator[None]:
+def _told(command: str, *more: type[Exception]) -> Iterator[None]:
     """Print what a user can put right in one line, and exit with 2."""
     try:
         yield
-    except (ParameterError, OSError) as error:
+    except (ParameterError, OSError, *more) as error:
         typer.echo(f"epiviz {command}: {error}", err=True)
         raise typer.Exit(2) from error
 
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed as ratios in one run, and write them down as JSON.")
-app.add_typer(bench, name="bench")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed as ratios in one run, and write them down as JSON.")
+app.add_typer(bench_app, name="bench")
 
 
-@bench.command("replay")
+@bench_app.command("replay")
 def bench_replay(
     model: Annotated[str, typer.Option(help="Bundled, hub id or folder.")] = "smollm2-135m",
     trace: Annotated[Path | None, typer.Option(help="A trace file; without, the model writes --tokens tokens.")] = None,
@@ -148,18 +153,18 @@ def bench_replay(
 ) -> None:
     """Replay against stepping through the same trace: seconds, ratio, and where rounding decides."""
     import epiviz as ev
-    from epiviz import bench
+    from epiviz import bench, models
 
-    lm = ev.load(model)
-    text = ev.Trace.load(trace) if trace else bench.long_trace(lm, tokens)
-    names = policy or ["epikv", "vase-attnv"]
-    found = bench.bench_replay(lm, text, names, ev.Budget(budget, buffer=buffer), typer.echo)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out, json.dumps(found, indent=1) + "\n")
-    typer.echo(f"written to {out}")
+    bad = ev.BudgetError, ev.UnknownPolicyError, ev.TraceFileError, ev.ForeignTraceError, models.UnsupportedModelError
+    with _told("bench replay", *bad):
+        lm = ev.load(model)
+        text = ev.Trace.load(trace) if trace else bench.long_trace(lm, tokens)
+        names = policy or ["epikv", "vase-attnv"]
+        found = bench.bench_replay(lm, text, names, ev.Budget(budget, buffer=buffer), typer.echo)
+    _write_json(out, found)
 
 
-@bench.command("views")
+@bench_app.command("views")
 def bench_views(
     tokens: Annotated[int, typer.Option(help="Length of the trace on screen.")] = 32_768,
     runs: Annotated[int, typer.Option(help="The quickest counts, all are written down.")] = 3,
@@ -168,22 +173,17 @@ def bench_views(
     """The views in a headless browser: from a slider's move to the frame, build, redraw, and the size of a page."""
     from epiviz import bench
 
-    try:
+    with _told("bench views", bench.BrowserMissingError):
         found = bench.bench_views(tokens, runs, typer.echo)
-    except (bench.BrowserMissingError, FileNotFoundError) as error:
-        typer.echo(f"epiviz bench views: {error}", err=True)
-        raise typer.Exit(2) from error
     typer.echo(f"\n{bench.table(found)}\n")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    typer.echo(f"written to {out}")
+    _write_json(out, found)
 
 
-calibrate = typer.Typer(no_args_is_help=True, help="Find what a method needs to know about a model beforehand.")
-app.add_typer(calibrate, name="calibrate")
+calibrate_app = typer.Typer(no_args_is_help=True, help="Find what a method needs to know about a model beforehand.")
+app.add_typer(calibrate_app, name="calibrate")
 
 
-@calibrate.command("thinkv")
+@calibrate_app.command("thinkv")
 def calibrate_thinkv(
     traces: Annotated[list[Path], typer.Argument(help="Trace files, of texts that the model wrote or reads.")],
     model: Annotated[str, typer.Option(help="Bundled, hub id or folder.")] = "smollm2-135m",
@@ -197,11 +197,9 @@ def calibrate_thinkv(
     from epiviz import calibration, models
     from epiviz.policies import thinkv
 
-    try:
+    bad = calibration.CalibrationError, ev.TraceFileError, ev.ForeignTraceError, models.UnsupportedModelError
+    with _told("calibrate thinkv", *bad):
         found = calibration.calibrate(ev.load(model), [ev.Trace.load(path) for path in traces])
-    except (calibration.CalibrationError, ev.TraceFileError, ev.ForeignTraceError, FileNotFoundError) as error:
-        typer.echo(f"epiviz calibrate thinkv: {error}", err=True)
-        raise typer.Exit(2) from error
     out = out or models.cache_directory() / thinkv.FILE
     found.save(out, command=f"epiviz calibrate thinkv {' '.join(map(str, traces))} --model {model}")
     typer.echo(f"{found}\nwritten to {out}")

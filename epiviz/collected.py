@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from epiviz.manifest import Manifest
-from epiviz.results import MANIFEST
+from epiviz.manifest import MANIFEST, Manifest
 from epiviz.sweeps import SWEEP, Sweep, status
 
 LISTED = 8  # names in a message

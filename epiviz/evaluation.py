@@ -213,7 +213,7 @@ def _compute(
             taken_by_others = []
             for cell in unfinished:
                 with ExitStack() as locks:
-                    if not _take(cell, locks, wait):
+                    if not kept.take(cell.folder, locks, wait):
                         taken_by_others.append(cell)
                         continue
                     bar.set_postfix_str(cell.name, refresh=False)
@@ -224,11 +224,6 @@ def _compute(
                         writer.flush()
                     writer.join_parts()
             unfinished = taken_by_others
-
-
-def _take(cell: Cell, locks: ExitStack, wait: bool) -> bool:
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    return kept.take(cell.folder, locks, wait)
 
 
 def _missing(cell: Cell, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -315,7 +310,6 @@ class _Writer:
 
 
 def _write(folder: Path, records: list[dict]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
     path = folder / f"{uuid.uuid4().hex}.parquet"
     write_atomically(path, lambda temporary: frame.to_parquet(temporary, index=False, compression="zstd"))

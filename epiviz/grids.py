@@ -143,7 +143,6 @@ def replay_grid(
         As in :func:`epiviz.replay`.
     """
     folder = Path(cache) if cache is not None else cache_directory() / "replays"
-    folder.mkdir(parents=True, exist_ok=True)
     traces = _apart([trace] if isinstance(trace, Trace) else trace)
     weights, cells = model.fingerprint(), []
     for each, (policy, budget, seed) in product(traces, kept.combinations(policies, budgets, seeds)):

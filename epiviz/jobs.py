@@ -14,8 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from epiviz.failures import cannot_write, without_traceback
-from epiviz.manifest import Manifest, source_hash, versions
-from epiviz.results import MANIFEST
+from epiviz.manifest import MANIFEST, Manifest, source_hash, versions
 from epiviz.runs import now, run_planned
 
 LOCKS = ".locks"

@@ -16,7 +16,9 @@ from typing import Any
 
 import nbformat
 
-from epiviz.results import MANIFEST, write_text_atomically
+from epiviz.results import write_text_atomically
+
+MANIFEST = "manifest.json"
 
 PACKAGES = (
     "epiviz", "torch", "transformers", "tokenizers", "numpy", "pandas", "scipy", "statsmodels",

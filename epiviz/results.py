@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 
 FINDING = "finding.json"
-MANIFEST = "manifest.json"
 
 
 def save_results(
@@ -67,7 +66,6 @@ def save_results(
     _check_columns(frame)
 
     folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     table = folder / f"{name}.parquet"
     write_atomically(table, lambda path: frame.to_parquet(path, index=False))
     if finding is not None:
@@ -82,7 +80,11 @@ def read_finding(folder: str | os.PathLike) -> str | None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a temporary neighbour of ``path``, then put it in place; a reader never sees half a file."""
+    """Let ``write`` fill a temporary neighbour of ``path``, then put it in place; a reader never sees half a file.
+
+    The folder is made if it is missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     try:

@@ -32,9 +32,9 @@ from epiviz import devices
 from epiviz.choices import nearest
 from epiviz.export import write_page
 from epiviz.failures import cell_error, other_error
-from epiviz.manifest import Manifest, commit, file_hash, notebook_hash, parameters_hash, source_hash, versions
+from epiviz.manifest import MANIFEST, Manifest, commit, file_hash, notebook_hash, parameters_hash, source_hash, versions
 from epiviz.parameters import ParameterError, check_parameters, defaults, profile_parameters
-from epiviz.results import MANIFEST, read_finding
+from epiviz.results import read_finding
 
 __all__ = ["Manifest", "check_parameters", "execute", "find_notebooks", "plan", "previous_run", "study", "summary"]
 

@@ -26,10 +26,10 @@ from epiviz.executors import Executor
 from epiviz.executors.local import LocalExecutor
 from epiviz.failures import cannot_write
 from epiviz.jobs import LOCKS, Job, is_claimed, settled
-from epiviz.manifest import Manifest, text_hash
+from epiviz.manifest import MANIFEST, Manifest, text_hash
 from epiviz.parameters import ParameterError, check_parameters, profile_parameters
 from epiviz.progress import Progress
-from epiviz.results import MANIFEST, write_text_atomically
+from epiviz.results import write_text_atomically
 
 SWEEP = "sweep.json"
 ENDED = ("done", "failed", "stopped")
@@ -306,9 +306,12 @@ def _estimate(sweep: Sweep, left: Sequence[Manifest], width: int) -> str:
     """Guess from finished runs, here and in the folders beside, how long the missing ones take."""
     known: dict[tuple, list[float]] = {}
     for path in sweep.folder.resolve().parent.glob(f"*/*/{MANIFEST}"):
-        run = json.loads(path.read_text(encoding="utf-8"))
-        if run.get("status") == "done" and run.get("seconds") is not None:
-            known.setdefault((Path(run["notebook"]).stem, run["parameters"].get("profile")), []).append(run["seconds"])
+        try:
+            run = Manifest.load(path.parent)
+        except FileExistsError:  # somebody else's: nothing to learn from
+            continue
+        if run.status == "done" and run.seconds is not None:
+            known.setdefault((run.stem, run.parameters.get("profile")), []).append(run.seconds)
     keys = [(run.stem, run.parameters.get("profile")) for run in left]
     if strange := sorted({stem for stem, profile in keys if (stem, profile) not in known}):
         return f"no estimate: no run of {', '.join(strange)} has finished yet with this profile"

@@ -99,7 +99,6 @@ class Trace:
     def save(self, path: str | Path) -> Path:
         """Write the trace as one safetensors file: arrays, and a JSON header with the text."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         header = {
             "format": FORMAT,
             "prompt_length": self.prompt_length,

@@ -16,9 +16,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn import functional
-from tqdm.auto import tqdm
 
+from epiviz.decode import progress_bar
 from epiviz.models import Model
+from epiviz.results import write_atomically
 from epiviz.tasks.batches import IGNORED, collate, cut_by_length, labelled_logits, length, score
 from epiviz.tasks.problems import Problem
 from epiviz.tasks.steps import KINDS, MAX_CARRY_FREE, MAX_LABEL, load_steps, make_problem, vocabulary, word_parts
@@ -235,7 +236,6 @@ def train(
         Show a bar.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     model = new_model(plan)
     model.lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).train()
     optimizer = _optimizer(plan, model.lm)
@@ -245,7 +245,10 @@ def train(
     stop = plan.steps if stop_at is None else min(plan.steps, stop_at)
     started = time.monotonic() - spent
     losses: list[float] = []
-    with ThreadPoolExecutor(workers) as pool, tqdm(total=stop, initial=step, disable=not progress) as bar:
+    with (
+        ThreadPoolExecutor(workers) as pool,
+        progress_bar(stop, "training", progress, unit="step", initial=step) as bar,
+    ):
         while step < stop:
             ids, labels = batches(step)
             for group in optimizer.param_groups:
@@ -265,8 +268,10 @@ def train(
                 rows.append(row)
                 losses.clear()
                 bar.set_postfix(loss=f"{row['loss']:.3f}")
-                _write(folder / METRICS, lambda path: pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g"))
-                _write(folder / CHECKPOINT, lambda path, done=done: _save(path, model.lm, optimizer, done))
+                write_atomically(
+                    folder / METRICS, lambda path: pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
+                )
+                write_atomically(folder / CHECKPOINT, lambda path, done=done: _save(path, model.lm, optimizer, done))
     model.lm.eval()
     return model
 
@@ -328,10 +333,3 @@ def _rows_until(path: Path, step: int) -> list[dict]:
         return []
     frame = pd.read_csv(path)
     return frame[frame["step"] <= step].to_dict("records")
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Write beside and rename, so that an interruption leaves the old file or the new one."""
-    beside = path.with_name(f"{path.name}.part")
-    write(beside)
-    beside.replace(path)

@@ -22,9 +22,8 @@ from ray.exceptions import RayError
 
 from epiviz import devices
 from epiviz.jobs import Job, claim, lost, perform, settled
-from epiviz.manifest import Manifest
+from epiviz.manifest import MANIFEST, Manifest
 from epiviz.parameters import ParameterError, at_least_one
-from epiviz.results import MANIFEST
 from epiviz.runs import clear, now
 
 NODE_FOLDER = Path("runs") / ".away"

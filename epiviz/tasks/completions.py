@@ -55,6 +55,5 @@ def export_completions(
         for problem, texts in zip(problems, completions, strict=True)
     ]
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, json.dumps(entries, ensure_ascii=False, indent=1) + "\n")
     return path
