@@ -3,14 +3,14 @@
 VaSE (arXiv 2606.03928, section 4.1) argues that sampling keeps a token of attention a among a total of Z with a
 probability of at least 1 − (1 − a/Z)^m in m draws. That is exact for draws with replacement; without replacement every
 later draw competes against less, so that the probability can only be larger. Here all three are computed for given
-weights: the bound, the exact inclusion probability, and the frequency over seeds of the project's own
-:class:`~epiviz.policies.compose.Sample`.
+weights, those of a real eviction for instance (:func:`weights_at_first_event`): the bound, the exact inclusion
+probability, and the frequency over seeds of the project's own :class:`~epiviz.policies.compose.Sample`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +18,13 @@ from statsmodels.stats.proportion import proportion_confint
 
 from epiviz.cache import choose
 from epiviz.draws import Draws
-from epiviz.policies.base import Policy, Ranking, Slots
-from epiviz.policies.compose import Sample
+from epiviz.policies.base import Budget, Policy, Ranking, Slots, get
+from epiviz.policies.compose import Sample, Wrapper
+from epiviz.replays import replay
+
+if TYPE_CHECKING:
+    from epiviz.models import Model
+    from epiviz.trace import Trace
 
 NODES = 160  # of the quadrature: the probabilities add up to the number of draws within 1e-9
 NEGLIGIBLE = 1e-13
@@ -95,6 +100,40 @@ def inclusion(weights: np.ndarray, draws: int, seeds: int = 1000, temperature: f
         exact=without_replacement(hot, draws),
         kept=count_kept(weights, draws, seeds, temperature),
     )
+
+
+def weights_at_first_event(
+    model: Model, trace: Trace, budget: Budget | int, policy: str | Policy = "snapkv"
+) -> tuple[np.ndarray, int]:
+    """Return the weights by which a policy ranks at the first eviction of a replay, and how many slots it may keep.
+
+    Parameters
+    ----------
+    model : Model
+    trace : Trace
+    budget : Budget or int
+    policy : str or Policy
+        One whose scores are weights, as attention is.
+
+    Returns
+    -------
+    weights : float64 ``[evicting layers, kv_heads, candidates]``
+        Of the slots that may go, oldest first.
+    draws : int
+        Slots that stay of these, in every head.
+
+    Raises
+    ------
+    ValueError
+        The policy's scores are no weights, or nothing is evicted.
+    """
+    watched = _Watched(get(policy))
+    if not watched.policy.weights:
+        raise ValueError(f"scores of {watched.policy.label!r} are no weights to draw by; use snapkv, for instance")
+    replay(model, trace, watched, Budget(budget) if isinstance(budget, int) else budget, compare=False, progress=False)
+    if not watched.seen:
+        raise ValueError(f"nothing is evicted from {len(trace)} tokens under {budget}; lower total or buffer")
+    return watched.seen[0]
 
 
 def with_replacement(weights: np.ndarray, draws: int) -> np.ndarray:
@@ -199,6 +238,24 @@ def count_kept(weights: np.ndarray, draws: int, seeds: int, temperature: float =
         keep, _ = choose(priority, 0, 0, draws)
         kept[keep.flatten()] += 1
     return kept.numpy()
+
+
+@dataclass(frozen=True)
+class _Watched(Wrapper):
+    """Remembers by what the first eviction was decided."""
+
+    seen: list[tuple[np.ndarray, int]] = field(default_factory=list)
+
+    def _composition(self) -> str:
+        return self.policy.label
+
+    def rank(self, slots: Slots, state, draws) -> Ranking:
+        ranking = self.policy.rank(slots, state, draws)
+        if not self.seen:
+            may_go = slots.candidates.flatten()
+            weights = ranking.priority.double().expand(slots.positions.shape)[:, 0, :, may_go]
+            self.seen.append((weights.cpu().numpy(), slots.budget.total - int((~may_go).sum())))
+        return ranking
 
 
 class _Given(Policy):

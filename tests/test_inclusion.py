@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import random_prompt, tiny_model
 
-from epiviz import inclusion
+import epiviz as ev
+from epiviz import inclusion, policies
 from epiviz.inclusion import with_replacement, without_replacement
 
 
@@ -101,3 +103,21 @@ def test_temperature_flattens():
 def test_bad_weights_are_refused(weights, draws, message):
     with pytest.raises(ValueError, match=message):
         without_replacement(weights, draws)
+
+
+def test_weights_of_a_real_eviction_are_those_of_the_policy_that_ranks():
+    model = tiny_model("qwen3")
+    trace = ev.record(model, random_prompt(12), tokens=random_prompt(80, 3), progress=False)
+    budget = ev.Budget(40, sinks=2, recent=16, buffer=8)
+    weights, draws = inclusion.weights_at_first_event(model, trace, budget, policies.get("snapkv", window=16))
+    assert weights.shape == (4, 2, 48 - 2 - 16) and draws == 40 - 2 - 16 and (weights >= 0).all()
+    found = ev.replay(model, trace, policies.get("snapkv", window=16), budget, progress=False).retention
+    for layer, head in np.ndindex(4, 2):
+        kept = np.flatnonzero(found.death[layer, head, 2:32] > 0)
+        assert set(kept) == set(np.argsort(weights[layer, head])[-draws:])
+    drawn = inclusion.inclusion(weights[1, 0], draws, seeds=60)
+    assert drawn.kept.sum() == 60 * draws and (drawn.exact >= drawn.bound - 1e-10).all()
+    with pytest.raises(ValueError, match="scores of 'epikv' are no weights"):
+        inclusion.weights_at_first_event(model, trace, budget, "epikv")
+    with pytest.raises(ValueError, match="nothing is evicted from 92 tokens"):
+        inclusion.weights_at_first_event(model, trace, ev.Budget(90, buffer=8))
