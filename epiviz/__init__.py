@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from epiviz import policies, signals, tasks
+    from epiviz import diversity, frames, inclusion, lifetimes, plots, policies, signals, stats, tasks
     from epiviz.collected import MixedVersionsError, collect
     from epiviz.decode import Run, generate
     from epiviz.evaluation import Evaluation, evaluate
@@ -63,47 +63,9 @@ _HOME = {
     "save_results": "results",
     "sweep_monitor": "widgets.monitor",
 }
-_MODULES = {"diversity", "frames", "inclusion", "lifetimes", "plots", "policies", "signals", "stats", "tasks"}
+_MODULES = ("diversity", "frames", "inclusion", "lifetimes", "plots", "policies", "signals", "stats", "tasks")
 
-__all__ = [
-    "Budget",
-    "BudgetError",
-    "Evaluation",
-    "ForeignTraceError",
-    "HeadMap",
-    "LayerMap",
-    "MixedVersionsError",
-    "Model",
-    "ModelNotFoundError",
-    "Reason",
-    "Replay",
-    "ReplayGrid",
-    "Retention",
-    "Run",
-    "Timeline",
-    "Trace",
-    "TraceFileError",
-    "TraceReader",
-    "UnknownPolicyError",
-    "UnsupportedModelError",
-    "Workbench",
-    "attention_recall",
-    "collect",
-    "evaluate",
-    "generate",
-    "live",
-    "load",
-    "noise_floor",
-    "policies",
-    "published",
-    "record",
-    "replay",
-    "replay_grid",
-    "save_results",
-    "signals",
-    "sweep_monitor",
-    "tasks",
-]
+__all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str):

@@ -312,9 +312,10 @@ class Session:
             self._evict([self.rows[i] for i in indices], indices, self.cache, self.recent, self.state)
 
     def _evict(self, rows: list[Row], indices: list[int], cache: SlotCache, ring, state: State) -> None:
-        budget, slots = rows[0].budget, held_slots(cache, indices, rows[0].budget, ring)
-        ranking = self._rank(rows, indices, cache, slots, state)
+        budget = rows[0].budget
+        slots = held_slots(cache, indices, budget, ring)
         n, positions = slots.n, slots.positions
+        ranking = self._rank(rows, indices, cache, slots, state)
         # float32 for float64 models too: equal tokens have equal values in layer 0, and rounding must not break ties.
         priority = ranking.priority.float().expand(positions.shape)
         self._nan |= priority.isnan().any()

@@ -36,8 +36,6 @@ from epiviz.manifest import MANIFEST, Manifest, commit, file_hash, notebook_hash
 from epiviz.parameters import ParameterError, check_parameters, defaults, profile_parameters
 from epiviz.results import read_finding
 
-__all__ = ["Manifest", "check_parameters", "execute", "find_notebooks", "plan", "previous_run", "study", "summary"]
-
 EXECUTED = "executed.ipynb"
 PAGE = "executed.html"
 BUNDLED_MODEL = "smollm2-135m"
