@@ -42,20 +42,17 @@ def smollm2():
 @pytest.fixture(scope="session")
 def local_model(tmp_path_factory) -> Path:
     """The folder of a random model with the word pieces of no language, as a group would download a real one."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tiny import byte_level
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 12}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=None)
     path = tmp_path_factory.mktemp("model")
     LlamaForCausalLM(config).save_pretrained(path)
     template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template).save_pretrained(path)
+    byte_level(sorted(ByteLevel.alphabet()), chat_template=template).save_pretrained(path)
     return path
 
 

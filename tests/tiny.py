@@ -64,9 +64,6 @@ def tiny_model(architecture: str = "qwen3", heads: int = 4, kv_heads: int = 2, d
 @functools.cache
 def byte_tokenizer():
     """A tokenizer for the tiny models: one token for each of 97 bytes, the last of which are parts of characters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     from epiviz.text import _byte_alphabet
 
     letters = {byte: letter for letter, byte in _byte_alphabet().items()}
@@ -74,10 +71,18 @@ def byte_tokenizer():
         [*b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,;!?0123456789\n", *range(0xA0, 0xFF)]
     )
     chosen = [*list(chosen)[: VOCABULARY - 4], *"😀".encode()]
-    tokenizer = Tokenizer(models.BPE({letters[byte]: i for i, byte in enumerate(chosen)}, []))
+    return byte_level([letters[byte] for byte in chosen])
+
+
+def byte_level(letters, **settings):
+    """A tokenizer with one token for each letter of a byte-level alphabet, in this order."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
 def fitting(policy):
