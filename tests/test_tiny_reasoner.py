@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import epiviz as ev
-from epiviz import tasks
+from epiviz import frames, tasks
 from epiviz.tasks import batches
 from epiviz.tasks.outcomes import judge
 
-FOLDER = Path(__file__).parents[1] / "data" / "models" / "tiny-reasoner"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "data" / "models" / "tiny-reasoner"
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
 LINES = int(re.search(r"largest size: (\d+) lines", CARD)[1])
 
@@ -58,3 +61,17 @@ def test_evicting_at_random_costs_answers(reasoner, problems):
     longest = max(problem.meta["solution_words"] for problem in few)
     runs = ev.generate(reasoner, [p.prompt for p in few], "random", budget, max_new_tokens=longest, progress=False)
     assert sum(judge(p, r.text, r.status, r.tokens).correct for p, r in zip(few, runs, strict=True)) <= 0.75 * len(few)
+
+
+def test_the_shipped_study_is_what_an_evaluation_gives(reasoner, tmp_path):
+    """The same problems, budgets and seeds give the same answers; rounding may decide one near-tie otherwise."""
+    study = pd.read_parquet(ROOT / "data" / "results" / "accuracy.parquet")
+    told = json.loads((ROOT / "data" / "results" / "accuracy.json").read_text())
+    asked = {name: told[name] for name in ("statements", "longest_prompt", "seed")}
+    few = tasks.load("steps", n=6, kinds=("rounds", "ledger"), **asked)
+    budget = ev.Budget(144, sinks=4, recent=16, buffer=16, protect_prompt=True)
+    found = ev.evaluate(
+        reasoner, few, ["random", "streaming"], budget, max_new_tokens=told["max_new_tokens"], cache=tmp_path
+    )
+    common, same = frames.same_answers(found.frame, study[study["study"] == "main"])
+    assert common == 12 and same >= 11 / 12
