@@ -27,6 +27,8 @@ from epiviz.text import join_bytes
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # jobs in the background ignore Ctrl-C; some tests press it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["fixtures"]  # scripts that need packages of their own
+
 # The same few examples each time; `--hypothesis-profile=full` draws many, and other ones each time.
 settings.register_profile("few", derandomize=True, max_examples=12, deadline=None)
 settings.register_profile("full", max_examples=300, deadline=None)
