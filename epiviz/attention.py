@@ -244,7 +244,7 @@ def _grouped(query, key, value, attention_mask, scaling: float | None) -> torch.
 
     With a mask, transformers copies keys and values for every query head, at each layer and chunk: the results are the
     same bit for bit, two to ten times slower in short chunks, and the growing copies of a 16k-token text leave
-    gigabytes of holes in the heap.
+    gigabytes of holes in the heap (torch 2.13).
     """
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]

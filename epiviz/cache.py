@@ -160,6 +160,9 @@ class SlotCache(Cache):
         self.tracks = {name: torch.zeros(size, dtype=kind, device=device) for name, kind in kinds.items()}
         self._reset_counts([0] * rows, [0] * rows)
 
+    def __deepcopy__(self, memo):
+        raise TypeError("a SlotCache belongs to its run and has no copies; start a run of its own")
+
     # -- counts ------------------------------------------------------------------------------------------------------
 
     def _reset_counts(self, seen: Sequence[int], held: Sequence[int]) -> None:

@@ -335,10 +335,10 @@ def find_loop(tokens: Sequence[int], longest: int = 1024, repeats: int = 5, leas
     (3, 0)
     """
     tail = np.asarray(tokens[-longest * repeats :])
-    for period in range(1, longest + 1):
+    for period in np.flatnonzero(tail[-2 : -longest - 2 : -1] == tail[-1]) + 1 if len(tail) else ():
         span = max(period * repeats, least)
         if len(tail) >= span and (tail[-span + period :] == tail[-span:-period]).all():
-            return period
+            return int(period)
     return 0
 
 

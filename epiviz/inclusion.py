@@ -104,8 +104,10 @@ def inclusion(weights: np.ndarray, draws: int, seeds: int = 1000, temperature: f
 
 def weights_at_first_event(
     model: Model, trace: Trace, budget: Budget | int, policy: str | Policy = "snapkv"
-) -> tuple[np.ndarray, int]:
+) -> tuple[np.ndarray, int] | None:
     """Return the weights by which a policy ranks at the first eviction of a replay, and how many slots it may keep.
+
+    None if nothing is evicted.
 
     Parameters
     ----------
@@ -125,15 +127,14 @@ def weights_at_first_event(
     Raises
     ------
     ValueError
-        The policy's scores are no weights, or nothing is evicted.
+        The policy's scores are no weights.
     """
     watched = _Watched(get(policy))
     if not watched.policy.weights:
         raise ValueError(f"scores of {watched.policy.label!r} are no weights to draw by; use snapkv, for instance")
-    replay(model, trace, watched, Budget(budget) if isinstance(budget, int) else budget, compare=False, progress=False)
-    if not watched.seen:
-        raise ValueError(f"nothing is evicted from {len(trace)} tokens under {budget}; lower total or buffer")
-    return watched.seen[0]
+    budget = budget if isinstance(budget, Budget) else Budget(budget)
+    replay(model, trace, watched, budget, compare=False, progress=False)
+    return watched.seen[0] if watched.seen else None
 
 
 def with_replacement(weights: np.ndarray, draws: int) -> np.ndarray:
@@ -244,7 +245,7 @@ def count_kept(weights: np.ndarray, draws: int, seeds: int, temperature: float =
 class _Watched(Wrapper):
     """Remembers by what the first eviction was decided."""
 
-    seen: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    seen: list[tuple[np.ndarray, int]] = field(default_factory=list, repr=False, compare=False)
 
     def _composition(self) -> str:
         return self.policy.label

@@ -467,13 +467,17 @@ _SPREAD = 0x1E3779B97F4A7C15  # an odd number whose multiples spread over all bi
 
 
 def _hash_on_device(weights: torch.Tensor, piece: int = 2**24) -> list[int]:
-    """Hash the bits of a tensor where it lies, so many bytes at a time: sums of words × odd numbers, modulo 2⁶⁴.
+    """Hash the bits of a tensor where it lies, so many bytes at a time: sums of mixed words × odd numbers, modulo 2⁶⁴.
 
-    Odd factors let no single change pass; different ones tell words that have changed places.
+    Odd factors let no single change pass; different ones tell words that have changed places. Words are mixed because
+    changes of their highest bits alone, the signs of every other number, would cancel in pairs.
     """
+    if weights.is_meta:
+        raise UnsupportedModelError("a model whose weights are partly offloaded has no fingerprint; load it whole")
     most = min(piece, weights.nbytes) // 8 + 1
     sums, factors = [], torch.arange(most, device=weights.device) * _SPREAD | 1
     for part in weights.detach().contiguous().flatten().view(torch.uint8).split(piece):
-        words = pad(part, (0, -len(part) % 8)).view(torch.int64)
+        words = pad(part, (0, -len(part) % 8)).view(torch.int64) * _SPREAD
+        words ^= (words >> 29) & (2**35 - 1)
         sums.append((words * factors[: len(words)]).sum())
     return torch.stack(sums).tolist() if sums else []

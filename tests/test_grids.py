@@ -102,6 +102,10 @@ def test_a_cell_is_known_by_its_content(tmp_path, computed):
     assert compute() == 1
     output[:, :16], output[:, 16:32] = head, other
     assert compute() == 0
+    for column in (0, 1):  # signs lie in the highest bits, and change in pairs
+        output[:, column] *= -1
+        assert compute() == 1
+        output[:, column] *= -1
 
 
 def test_a_policy_of_ones_own_is_known_by_its_source(tmp_path, computed):

@@ -209,7 +209,7 @@ def test_carriers_are_grey_where_the_interval_holds_one():
             "high": [4.0, 1.2, 0.5],
         }
     )
-    frame.attrs["share"] = 0.1
+    frame["share"] = 0.1
     ax = plots.carriers(frame)
     assert ax.get_xlabel().startswith("share among the largest 10% of each head")
     points = next(each for each in ax.collections if len(each.get_offsets()) == 3)

@@ -53,6 +53,9 @@ def test_models_and_notebooks_are_never_drawn_together(table):
     assert list(parts) == ["07, big", "12, small"] and all(len(rows) == 2 for rows in parts.values())
     assert "extra" not in parts["07, big"] and "extra" in parts["12, small"]
     assert list(study.groups(both.assign(notebook="07"))) == ["big", "small"]
+    cells = pd.DataFrame({"nll_increase": 0.1, "model": "big", "buffer": [1.0, 64.0, 1.0, None], "sinks": 4})
+    parts = study.groups(cells)
+    assert {name: len(rows) for name, rows in parts.items()} == {"buffer 1.0": 2, "buffer 64.0": 1}
 
 
 def test_speed_is_tokens_by_seconds_of_all_texts(table):

@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 from epiviz import stats
 
 CELL = ["policy", "share", "trace", "seed"]
-SETTINGS = ("model", "sinks", "recent", "buffer", "protect_prompt", "positions", "budget")  # no axis of a curve
+LIMITS = ("sinks", "recent", "buffer", "protect_prompt", "positions")  # no axis of a curve
 
 
 def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = stats.LEVEL) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def budget_curves(frame: pd.DataFrame, control: str = "random", level: float = s
 
 def _check_once(limited: pd.DataFrame) -> None:
     """Refuse replays that differ in what no curve shows: they would be averaged like seeds."""
-    settings = [name for name in SETTINGS if name in limited]
+    settings = [name for name in ("model", *LIMITS, "budget") if name in limited]
     each = limited.drop_duplicates([*CELL, *settings])
     twice = each[each.duplicated(CELL, keep=False)]
     if len(twice):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from epiviz.frames.budgets import LIMITS
+
 MADE_BY = {"replays": "nll_increase", "answers": "outcome"}  # the column that only rows of a kind have
 
 
@@ -41,14 +43,21 @@ def part(table: pd.DataFrame, kind: str) -> pd.DataFrame:
 def groups(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the rows that may be drawn together, named by what tells them from the others.
 
-    Texts of two models, or answers to two notebooks' problems, share no mean. The name is empty if there is one group.
+    Texts of two models, answers to two notebooks' problems, or replays under other limits share no mean. The name is
+    empty if there is one group.
     """
     if rows.empty:
         return {}
-    keys = [name for name in ("notebook", "model") if name in rows and len(set(rows[name])) > 1]
+    apart = ["notebook", "model", *(LIMITS if MADE_BY["replays"] in rows else ())]
+    keys = [name for name in apart if name in rows and len(set(rows[name].dropna())) > 1]
     if not keys:
         return {"": rows}
-    return {", ".join(key): each.dropna(axis=1, how="all") for key, each in rows.groupby(keys, sort=False)}
+    named = [name for name in keys if name in LIMITS]
+    return {
+        ", ".join(f"{name} {value}" if name in named else str(value) for name, value in zip(keys, key, strict=True)):
+            each.dropna(axis=1, how="all")
+        for key, each in rows.groupby(keys, sort=False)
+    }  # fmt: skip
 
 
 def run_times(state: pd.DataFrame) -> pd.DataFrame:

@@ -159,7 +159,7 @@ def carriers(
     pandas.DataFrame
         One row for each class that occurs, most over-represented first: ``class``, ``tokens``, ``token_share``,
         ``large_share`` (of all large value states, :func:`large_values`) and ``ratio`` of the two with its interval
-        ``low``, ``high`` (moving-block bootstrap over tokens). ``share`` is in ``attrs["share"]``.
+        ``low``, ``high`` (moving-block bootstrap over tokens); ``share``, that of the values that count as large.
     """
     hits, classes = large_values(trace, share), token_classes(trace)
     rows = []
@@ -171,5 +171,4 @@ def carriers(
             rows.append((name, int(member.sum()), member.mean(), large, ratio.value, ratio.low, ratio.high))
     columns = ["class", "tokens", "token_share", "large_share", "ratio", "low", "high"]
     table = pd.DataFrame(rows, columns=columns).sort_values("ratio", ascending=False, ignore_index=True)
-    table.attrs["share"] = share
-    return table
+    return table.assign(share=share)

@@ -178,5 +178,5 @@ def carriers(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         high, low = rows[clear].iloc[-1], rows[clear].iloc[0]
         told = dict.fromkeys(f"{row['class']} tokens carry {row['ratio']:.1f}×" for row in (high, low))
         title = f"Of the large value states, {', '.join(told)} their share"
-    unit = f"share among the largest {frame.attrs['share']:.0%} of each head ÷ share of tokens (95%)"
+    unit = f"share among the largest {frame['share'].iloc[0]:.0%} of each head ÷ share of tokens (95%)"
     return dress(ax, title, unit, "class (tokens)")

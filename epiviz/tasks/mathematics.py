@@ -35,7 +35,7 @@ _WRAPPED = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|operatornam
 _POWER = r"(?:\^\{?-?\d\}?|²|³)?"
 # Words that say something else about a value than its unit; so does a number among the words.
 _NO_UNIT = (
-    r"(?![^‹›]*\b(?:or|and|not|plus|minus|times|over|mod|squared|cubed|factorial|half|halves|thirds?|"
+    r"(?![^‹›]*\b(?:or|and|not|plus|minus|times|over|mod|squared|cubed|factorial|half|halves|thirds?|is|are|where|if|when|for|only|even|odd|"
     r"quarters?|tenths?|hundredths?|thousandths?|dozens?|pi|sqrt)\b)"
     r"(?![^‹›]*(?<![\^{a-zA-Z])\d)"
 )
@@ -66,6 +66,7 @@ def same_mathematics(reference: str, answer: str, seconds: float = SECONDS) -> b
       ``1,234`` is 1234, ``1,2`` is not 12.
     * A percent sign may be left out or added where the reference is a number of percent: 20 and 0.2 are both 20 %, and
       20 % is right for 20 (above 1, percent are meant) and for 0.2 (up to 1, a share is meant).
+    * An equation says what its left side is worth: ``m+n=33`` is 33, whatever was asked for.
     * A unit may be left out or added; two different units are not the same. So with the base of a number. A million is
       a number, not a unit.
     * Lists and sets have no order, pairs in parentheses have one; an open end of an interval is not a closed one;
@@ -109,8 +110,6 @@ def _same(reference: str, answer: str, seconds: float) -> bool:
     if values[0] == values[1] or values[1] == wanted.value + wanted.unit:  # "5m", which may be a product as well
         return True
     if all("," in value for value in values) and _brackets(values[0]) != _brackets(values[1]):
-        return False
-    if any(_is_condition(value) for value in values) and not all("=" in value for value in values):
         return False
     if any(re.search(r"\d\s+\d", value) for value in values):  # "1 2" is no number; a parser would multiply or add
         return False
@@ -233,17 +232,6 @@ def _same_percent(wanted: _Answer, given: _Answer) -> bool:
     if wanted.percent:
         return answer in (reference, reference / 100)
     return answer == reference if abs(reference) > 1 else answer / 100 == reference
-
-
-def _is_condition(text: str) -> bool:
-    """Tell whether an equation sets no name to a value but relates some: its right side is no answer."""
-    left, equals, _ = text.partition("=")
-    left = re.sub(r"_\{[^{}]*\}|\([^()]*\)", "", left)
-    return (
-        bool(equals)
-        and not left.rstrip().endswith(("\\", "<", ">", "!"))
-        and bool(re.search(r"[-+*/^|]|\\(?:frac|sqrt|cdot|times)", left))
-    )
 
 
 def _brackets(text: str) -> str:
