@@ -121,7 +121,7 @@ class Model:
         """Hash the architecture, the dtype, the attention backend and every weight, as they are now.
 
         What was computed with one model is not taken for another's, nor for the same one with a head ablated. Weights
-        may change in place, so nothing is remembered: ask once per grid (half a second for SmolLM2 on a CPU core).
+        may change in place, so nothing is remembered: ask once per grid (a second for SmolLM2 on a CPU core).
         """
         config = self.lm.config.to_diff_dict() | {"dtype": str(self.dtype), "attention": self.attention}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
