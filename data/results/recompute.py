@@ -85,10 +85,11 @@ def accuracy(model, cache):
     solved = {}
 
     def solve(study, names, n, limits, positions="absolute"):
+        problems = solvable(n)
         for policy in map(policies.get, names):
             draws = policy.label in STOCHASTIC or policy.label.split("(")[0] in STOCHASTIC
             found = ev.evaluate(
-                model, solvable(n), policy, limits, seed=(0, 1, 2) if draws else 0, positions=positions,
+                model, problems, policy, limits, seed=(0, 1, 2) if draws else 0, positions=positions,
                 max_new_tokens=NEW_TOKENS, batch_size=96, cache=cache,
             )  # fmt: skip
             protects = found.frame["protect_prompt"].iloc[0]  # unknown for the full cache, which is in both
